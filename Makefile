@@ -1,0 +1,46 @@
+# The door to everything. `make demo` and `make test` are all a newcomer needs: each does its own set-up, as often as
+# you like. PYTHON names the interpreter the environment is made with (3.11 or newer).
+
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL := $(if $(VTOKEN_MODEL),$(VTOKEN_MODEL),.cache/models/SmolLM2-135M-Instruct)
+# Tests and tools keep what they write inside the repository: HOME may be missing or read-only.
+export VTOKEN_MODEL := $(abspath $(MODEL))
+export MYPY_CACHE_DIR := .cache/mypy
+export RUFF_CACHE_DIR := .cache/ruff
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo test check lock clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+setup:  ## make the virtual environment .venv (about two minutes, then cached)
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit("vToken needs Python 3.11 or newer, $(PYTHON) is " + v + ": name another with make PYTHON=...")'
+	@$(PYTHON) deploy/setup/bootstrap.py $(if $(GPU),--gpu)
+
+# A directory that is not ours (VTOKEN_MODEL) is used as it is.
+model: setup
+	@if [ -f "$(MODEL)/config.json" ] && [ ! -f "$(MODEL)/vtoken-manifest.json" ]; then echo "using the model in $(MODEL)"; \
+	else $(BIN)/vtoken prepare-model --out "$(MODEL)" > /dev/null; fi
+
+demo: model  ## two replicas serve real chat traffic and reclaim memory (KEEP=1 leaves the server up)
+	@$(BIN)/python -m vtoken.demo $(if $(KEEP),--keep)
+
+test: model  ## all tests that need no GPU: unit tests first, then real engines and clusters
+	@echo "== unit tests"
+	@$(BIN)/python -m pytest -m "not integration and not cluster and not gpu"
+	@echo "== integration tests"
+	@$(BIN)/python -m pytest -m "(integration or cluster) and not gpu" || [ $$? -eq 5 ]  # 5: none collected
+
+check: setup  ## lint, format, types, import contracts, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+lock:  ## regenerate deploy/setup/constraints-*.txt
+	@$(PYTHON) deploy/setup/lock.py
+
+clean:  ## remove the environment, the prepared model and all caches
+	rm -rf .venv .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
