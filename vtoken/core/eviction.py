@@ -1,0 +1,69 @@
+"""When a request must forget, and how much: the budget rule around a policy.
+
+A decision is a function of the request's own history (prompt, options, token counts), never of
+where its tokens lie, of its neighbours or of time. So every variant, reader and relocation mode
+forgets the same tokens at the same steps, and their texts can be compared (I5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vtoken.core.config import PolicyOptions
+from vtoken.core.errors import InvariantViolation
+from vtoken.core.plan import NONE, Ints
+from vtoken.core.policies import Policy, RequestView
+from vtoken.core.table import TokenTable
+
+
+@dataclass(slots=True)
+class Forgetting:
+    """The eviction state of one life of a request.
+
+    Attributes:
+        options: effective options of the request.
+        prompt_tokens: length of its prompt; nothing is evicted before it is computed.
+        prompt_seed: a hash of the prompt's token ids.
+        decided_at: total tokens at the last decision, -1 before the first.
+    """
+
+    options: PolicyOptions
+    prompt_tokens: int
+    prompt_seed: int
+    decided_at: int = -1
+
+    def due(self, table: TokenTable) -> bool:
+        """Whether the request decides now: prompt computed, interval over, more live than the target."""
+        options = self.options
+        if not options.evicts or table.total < self.prompt_tokens:
+            return False
+        if self.prompt_tokens < options.min_prompt_tokens:
+            return False
+        if self.decided_at >= 0 and table.total - self.decided_at < options.interval_tokens:
+            return False
+        return table.live > options.target_tokens(table.total)
+
+    def choose(self, table: TokenTable, policy: Policy) -> Ints:
+        """Ask the policy; the token ids to evict (int64, maybe none). Records the decision.
+
+        Raises:
+            InvariantViolation: the policy named tokens that it was not offered, or too many.
+        """
+        self.decided_at = table.total
+        live = table.live_ids()
+        low = np.searchsorted(live, self.options.protect_sinks)
+        high = np.searchsorted(live, table.total - self.options.protect_recent)
+        candidates = live[low : max(low, high)]
+        excess = min(table.live - self.options.target_tokens(table.total), len(candidates))
+        if excess <= 0:
+            return NONE
+        seed = (self.options.seed, self.prompt_seed, table.total)
+        chosen = policy.select(RequestView(table.total, table.live, candidates, excess, seed))
+        if len(chosen) > excess or not np.isin(chosen, candidates).all():
+            raise InvariantViolation(
+                f"policy {self.options.policy!r} chose {len(chosen)} tokens, {excess} were asked for, "
+                f"of {len(candidates)} candidates"
+            )
+        return chosen

@@ -1,0 +1,11 @@
+"""Eviction policies: what to forget. One class, one file, one method.
+
+A policy sees one request as token ids; it knows neither blocks nor engine. It is registered by name
+through the entry-point group `vtoken.policies`, so a third party can add one from another package.
+docs/policies.md is the recipe.
+"""
+
+from vtoken.core.policies.base import Policy, RequestView
+from vtoken.core.policies.registry import load_policy, policy_names
+
+__all__ = ["Policy", "RequestView", "load_policy", "policy_names"]

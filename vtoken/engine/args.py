@@ -1,0 +1,62 @@
+"""Engine arguments that switch vToken on, for `AsyncEngineArgs`, `LLM` and `vllm serve`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from vtoken.core.config import VTokenConfig
+from vtoken.core.errors import ConfigError
+from vtoken.engine.plugin import CONNECTOR_NAME
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+CPU_WORKER = "vtoken.engine.worker.VTokenCPUWorker"
+"""Worker class on CPU; the CUDA worker joins it with the GPU path."""
+
+EXTRA_KEY = "vtoken"
+"""Where our settings travel inside `kv_connector_extra_config`."""
+
+
+def engine_args(config: VTokenConfig, **overrides: Any) -> dict[str, Any]:
+    """Keyword arguments for `vllm.LLM` or `AsyncEngineArgs`: ours, with `overrides` on top.
+
+    Raises:
+        ConfigError: `overrides` sets an argument that vToken needs for itself.
+    """
+    from vllm.config import KVTransferConfig
+
+    ours = {
+        "worker_cls": CPU_WORKER,
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector=CONNECTOR_NAME,
+            kv_role="kv_both",
+            kv_connector_extra_config={EXTRA_KEY: config.to_mapping()},
+        ),
+    }
+    for key in ours:
+        if key in overrides:
+            raise ConfigError(f"engine.{key}", overrides[key], "nothing: vToken sets it", "Remove the setting.")
+    return {"disable_log_stats": False, **overrides, **ours}
+
+
+def serve_flags(config: VTokenConfig) -> list[str]:
+    """The same as command line flags of `vllm serve`."""
+    transfer = {
+        "kv_connector": CONNECTOR_NAME,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {EXTRA_KEY: config.to_mapping()},
+    }
+    return ["--worker-cls", CPU_WORKER, "--kv-transfer-config", json.dumps(transfer)]
+
+
+def config_of(vllm_config: VllmConfig) -> VTokenConfig:
+    """The settings that an engine was configured with.
+
+    Raises:
+        ConfigError: an impossible setting, named as in `kv_connector_extra_config`.
+    """
+    transfer = vllm_config.kv_transfer_config
+    raw = {} if transfer is None else transfer.kv_connector_extra_config.get(EXTRA_KEY, {})
+    return VTokenConfig.from_mapping(raw, prefix=EXTRA_KEY)

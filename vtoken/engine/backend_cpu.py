@@ -1,0 +1,150 @@
+"""The CPU attention backend: which slots attention reads and writes.
+
+vLLM's own kernel serves clean rows (its tables) and dense rows (our block table and lengths); the
+strict reader serves holey rows, or every row under `reader: strict`. Write slots go into the
+runner's slot-mapping buffer in place, before any layer reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+
+from vtoken.core.config import Reader
+from vtoken.core.shard import Row
+from vtoken.core.table import RowState
+from vtoken.device.strict_reader import StrictRows, attend
+from vtoken.engine import session
+from vtoken.engine.spec import VTokenSpec
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+
+class VTokenCPUBackend(CPUAttentionBackend):
+    """vLLM's CPU backend with our spec, metadata builder and implementation; also takes S = 16."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        return VTokenSpec.of(spec)
+
+    @staticmethod
+    def get_impl_cls() -> type[CPUAttentionBackendImpl]:
+        return VTokenCPUImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
+        return VTokenCPUMetadataBuilder
+
+
+@dataclass
+class VTokenCPUMetadata(CPUAttentionMetadata):
+    """vLLM's metadata, and the rows that the strict reader serves.
+
+    Attributes:
+        strict: those rows, or None.
+        native: whether any row is left for the engine's own kernel.
+    """
+
+    strict: StrictRows | None = None
+    native: bool = True
+
+
+class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Replaces what the runner says about rows that are not clean."""
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> CPUAttentionMetadata:
+        """As in vLLM. Overwrites the contents of `slot_mapping` for rows that are not clean."""
+        common = common_attn_metadata
+        substrate = session.current()
+        names = substrate.batch()[: common.num_reqs]
+        if not names:  # a profiling run: no requests exist yet
+            return super().build(common_prefix_len, common, fast_build)
+        rows = substrate.rows_of(names)
+        starts = common.query_start_loc_cpu.numpy()
+        changed = [i for i, row in enumerate(rows) if row.table.state is not RowState.CLEAN]
+        everything = substrate.config.reader is Reader.STRICT
+        strict = [
+            i for i, row in enumerate(rows) if everything or row.table.state is RowState.HOLEY
+        ]
+        if changed:
+            self._write_slots(common, rows, changed, starts)
+            common = self._physical(common, rows, changed, set(strict), starts)
+        built = super().build(common_prefix_len, common, fast_build)
+        return _with_strict(built, [rows[i] for i in strict], starts, strict, len(strict) < len(rows))
+
+    def _write_slots(
+        self, common: CommonAttentionMetadata, rows: list[Row], changed: list[int], starts: np.ndarray
+    ) -> None:
+        slots = common.slot_mapping.numpy()
+        for i in changed:
+            slots[starts[i] : starts[i + 1]] = rows[i].write_slots
+
+    def _physical(
+        self, common: CommonAttentionMetadata, rows: list[Row], changed: list[int], strict: set[int],
+        starts: np.ndarray,
+    ) -> CommonAttentionMetadata:  # fmt: skip
+        """The same batch with physical lengths and block tables in the changed rows.
+
+        A row that the strict reader serves still passes the native kernel, over its own new tokens
+        only: cheap, always in bounds, and overwritten afterwards.
+        """
+        lengths = common.seq_lens.clone()
+        width = max(common.block_table_tensor.shape[1], max(len(rows[i].table.blocks) for i in changed))
+        tables = torch.zeros(len(rows), width, dtype=common.block_table_tensor.dtype)
+        tables[:, : common.block_table_tensor.shape[1]] = common.block_table_tensor[: len(rows)]
+        for i in changed:
+            blocks = rows[i].table.blocks
+            tables[i, : len(blocks)] = torch.from_numpy(blocks)
+            lengths[i] = int(starts[i + 1] - starts[i]) if i in strict else rows[i].table.tail
+        longest = int(lengths[: len(rows)].max())
+        return common.replace(seq_lens=lengths, block_table_tensor=tables, max_seq_len=longest)
+
+
+def _with_strict(
+    built: CPUAttentionMetadata, rows: list[Row], starts: np.ndarray, index: list[int], native: bool
+) -> VTokenCPUMetadata:
+    values = {f.name: getattr(built, f.name) for f in fields(CPUAttentionMetadata)}
+    if not rows:
+        return VTokenCPUMetadata(**values)
+    slots = [row.table.live_slots() for row in rows]
+    ends = np.cumsum([0, *map(len, slots)])
+    queries = np.stack([starts[index], starts[np.asarray(index) + 1]], axis=1)
+    strict = StrictRows(np.concatenate(slots), ends.astype(np.int64), queries.astype(np.int64))
+    return VTokenCPUMetadata(**values, strict=strict, native=native)
+
+
+class VTokenCPUImpl(CPUAttentionBackendImpl):
+    """vLLM's implementation; the strict reader then serves its rows."""
+
+    def forward(
+        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None, output: torch.Tensor, *args: Any, **kwargs: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """As in vLLM: query [tokens, heads, D]; the result is written into `output`."""
+        if not isinstance(attn_metadata, VTokenCPUMetadata) or attn_metadata.strict is None:
+            result: torch.Tensor = super().forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
+            )
+            return result
+        if attn_metadata.native:
+            super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        shape = (-1, self.num_heads, self.head_size)
+        attend(query.view(shape), kv_cache, attn_metadata.strict, self.scale, output.view(shape), self.logits_soft_cap)
+        return output

@@ -1,0 +1,170 @@
+"""The block manager: which blocks a request holds, and the reserve.
+
+vLLM's FullAttentionManager keeps one block per S logical positions. Ours does the same until a
+worker reports that it relocated or released something; from then on ("detached") a request holds
+
+    req_to_blocks[r]   one entry per S logical positions; vacated ones are the null block, as under
+                       vLLM's sliding window, so vLLM's own index arithmetic stays right
+    _extra[r]          blocks without a logical index: evacuation blocks, and growth of the tail
+
+and needs blocks by the length of its physical tail (PhysicalLedger). Growth of a detached request
+reaches the worker in the Grant, not through vLLM's list, whose row has room for logical blocks only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request
+
+from vtoken.core.ledger import PhysicalLedger
+from vtoken.core.wire import Report, RequestGrant, RequestReport
+
+
+class VTokenBlockManager(FullAttentionManager):
+    """Owner of request block lists, the reserve and the physical ledger (engine core process)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ledger = PhysicalLedger(self.block_size)
+        self.reserve: dict[int, KVCacheBlock] = {}
+        self.reserve_target = 0
+        self.released_total = 0
+        self._evicting: dict[str, int] = {}  # request -> prompt tokens, for requests whose policy evicts
+        self._extra: dict[str, list[KVCacheBlock]] = {}
+        self._growth: dict[str, list[int]] = {}  # granted, not sent to the worker yet
+        self._held: dict[str, int] = {}  # real blocks held, by detached request
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def watch(self, request_id: str, prompt_tokens: int) -> None:
+        """This request's policy evicts: only its prompt may be hashed for the prefix cache."""
+        self._evicting[request_id] = prompt_tokens
+
+    def unwatch(self, request_id: str) -> None:
+        """The request is over. Unknown ids are fine."""
+        self._evicting.pop(request_id, None)
+
+    def held_blocks(self, request_id: str) -> int:
+        """Real blocks that the request holds, counted from scratch."""
+        listed = sum(not block.is_null for block in self.req_to_blocks.get(request_id, ()))
+        return listed + len(self._extra.get(request_id, ()))
+
+    def grant(self, request_id: str) -> RequestGrant | None:
+        """What the worker must know about a scheduled request; hands over its growth. None: nothing."""
+        prompt_tokens = self._evicting.get(request_id)
+        if prompt_tokens is None:
+            return None
+        sealed = 0
+        if self.enable_caching and not self.ledger.detached(request_id):
+            sealed = min(self.num_cached_block.get(request_id, 0), prompt_tokens // self.block_size)
+        growth = tuple(self._growth.pop(request_id, ()))
+        return RequestGrant(self.ledger.incarnation(request_id), growth, sealed, self._shared_prefix(request_id))
+
+    def _shared_prefix(self, request_id: str) -> tuple[int, ...]:
+        """Ids of the leading blocks that other requests refer to; sharing always is a prefix."""
+        shared: list[int] = []
+        if self.enable_caching:
+            for block in self.req_to_blocks.get(request_id, ()):
+                if block.is_null:
+                    continue
+                if block.ref_cnt <= 1:
+                    break
+                shared.append(block.block_id)
+        return tuple(shared)
+
+    # ---- the reserve -----------------------------------------------------------------------------
+
+    def new_step_starts(self) -> None:
+        """Refill the reserve before anything is scheduled: it has priority over new requests."""
+        super().new_step_starts()
+        self.refill()
+
+    def refill(self) -> None:
+        """Take free blocks into the reserve up to its target."""
+        missing = min(self.reserve_target - len(self.reserve), self.block_pool.get_num_free_blocks())
+        if missing > 0:
+            self.reserve.update((block.block_id, block) for block in self.block_pool.get_new_blocks(missing))
+
+    # ---- reports ---------------------------------------------------------------------------------
+
+    def apply(self, report: Report) -> None:
+        """Apply what a worker did. Idempotent; late reports return their blocks and change no more."""
+        for entry in report.requests:
+            if self.ledger.accepts(entry) and entry.request_id in self.req_to_blocks:
+                self._apply_live(entry)
+            else:
+                self._free([self.reserve.pop(b) for b in entry.consumed if b in self.reserve])
+        self.refill()
+
+    def _apply_live(self, entry: RequestReport) -> None:
+        if not self.ledger.detached(entry.request_id):
+            self._held[entry.request_id] = self.held_blocks(entry.request_id)
+        self.ledger.record(entry)
+        consumed = [self.reserve.pop(b) for b in entry.consumed if b in self.reserve]
+        extra = self._extra.setdefault(entry.request_id, [])
+        extra += consumed
+        gone = set(entry.released)
+        listed = self.req_to_blocks[entry.request_id]
+        freed: list[KVCacheBlock] = []
+        for index, block in enumerate(listed):
+            if block.block_id in gone and not block.is_null:
+                freed.append(block)
+                listed[index] = self._null_block
+        freed += [block for block in extra if block.block_id in gone]
+        extra[:] = [block for block in extra if block.block_id not in gone]
+        self._held[entry.request_id] += len(consumed) - len(freed)
+        self.released_total += len(freed)
+        self._free(freed)
+
+    def _free(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self.block_pool.free_blocks(reversed(blocks))
+
+    # ---- vLLM's manager interface ----------------------------------------------------------------
+
+    def get_num_blocks_to_allocate(
+        self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock], *args: Any, **kwargs: Any
+    ) -> int:
+        """As in vLLM; a detached request needs blocks for its physical tail only."""
+        if self.ledger.detached(request_id):
+            return max(self.ledger.blocks_needed(request_id, num_tokens) - self._held[request_id], 0)
+        needed: int = super().get_num_blocks_to_allocate(request_id, num_tokens, new_computed_blocks, *args, **kwargs)
+        return needed
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        """As in vLLM; a detached request's new blocks go into the Grant and its list gets null blocks."""
+        if not self.ledger.detached(request_id):
+            blocks: list[KVCacheBlock] = super().allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
+            return blocks
+        missing = self.ledger.blocks_needed(request_id, num_tokens) - self._held[request_id]
+        if missing > 0:
+            self._held[request_id] += missing
+            new = self.block_pool.get_new_blocks(missing)
+            self._extra.setdefault(request_id, []).extend(new)
+            self._growth.setdefault(request_id, []).extend(block.block_id for block in new)
+        listed = self.req_to_blocks[request_id]
+        listed.extend([self._null_block] * (-(-num_tokens // self.block_size) - len(listed)))
+        return []
+
+    def cache_blocks(self, request: Request, num_tokens: int, *args: Any, **kwargs: Any) -> None:
+        """As in vLLM; what follows the prompt of an evicting request depends on its evictions: never cached."""
+        prompt_tokens = self._evicting.get(request.request_id)
+        if prompt_tokens is not None:
+            if self.ledger.detached(request.request_id):
+                return
+            num_tokens = min(num_tokens, prompt_tokens)
+        super().cache_blocks(request, num_tokens, *args, **kwargs)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """As in vLLM, with the blocks that have no logical index. Ends the request's incarnation."""
+        self.ledger.forget(request_id)
+        self._growth.pop(request_id, None)
+        self._held.pop(request_id, None)
+        extra = self._extra.pop(request_id, [])
+        listed: list[KVCacheBlock] = super().pop_blocks_for_free(request_id)
+        return listed + extra

@@ -1,0 +1,164 @@
+"""The scheduler's half of the connector: grants, reports, admission hold, block counts.
+
+Lives in the engine core process; one owner of the protocol towards the workers. The blocks
+themselves are owned by the VTokenBlockManager that it binds to.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vtoken.core.config import Relocation, Variant, VTokenConfig
+from vtoken.core.errors import ConfigError, UnsupportedError
+from vtoken.core.wire import Grant, Report, require_version
+from vtoken.engine.block_manager import VTokenBlockManager
+from vtoken.engine.requests import options_of
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger("vllm.vtoken")
+
+AUTO_HEADROOM_BLOCKS = 8
+"""Reserve when `headroom_blocks` is not set and evacuation can happen."""
+
+SHARED_SCAN_SECONDS = 0.25
+"""Shared blocks are counted by a scan over the pool, at most this often."""
+
+
+def headroom_target(config: VTokenConfig, prefix_caching: bool) -> int:
+    """Blocks to keep in reserve: as configured, else only where an evacuation can need them."""
+    if config.headroom_blocks is not None:
+        return config.headroom_blocks
+    if config.variant is not Variant.VTOKEN:
+        return 0
+    return AUTO_HEADROOM_BLOCKS if config.relocation is Relocation.LAZY or prefix_caching else 0
+
+
+class SchedulerSide:
+    """Owner of the scheduler's end of the protocol; thin methods called by the connector.
+
+    Attributes:
+        invalid_options: requests whose own options were unusable inside the engine.
+    """
+
+    def __init__(self, config: VTokenConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.invalid_options = 0
+        self._clock = clock
+        self._report_ack = 0
+        self._held_since: dict[str, float] = {}
+        self._shared = (float("-inf"), 0)  # (when counted, blocks)
+        self._manager: VTokenBlockManager | None = None
+
+    @property
+    def manager(self) -> VTokenBlockManager:
+        """The bound block manager."""
+        assert self._manager is not None, "bind() comes first"
+        return self._manager
+
+    def bind(self, cache: KVCacheManager) -> None:
+        """Take the engine's block manager and fill the reserve.
+
+        Raises:
+            UnsupportedError: the engine built another manager: vToken did not engage.
+            ConfigError: the reserve would leave no room for a request.
+        """
+        managers = cache.coordinator.single_type_managers
+        if len(managers) != 1 or not isinstance(managers[0], VTokenBlockManager):
+            found = ", ".join(type(manager).__name__ for manager in managers)
+            raise UnsupportedError(
+                f"vToken did not engage: the engine uses the block managers [{found}], not one VTokenBlockManager. "
+                "Start it with the arguments of vtoken.engine.args (worker_cls and kv_transfer_config together)."
+            )
+        self._manager = managers[0]
+        target = headroom_target(self.config, self._manager.enable_caching)
+        capacity = cache.block_pool.num_gpu_blocks - 1
+        if target > capacity // 2:
+            raise ConfigError(
+                "vtoken.headroom_blocks", target, f"at most half of the pool's {capacity} blocks",
+                "Lower it, or give the engine more blocks (num_gpu_blocks_override, kv_cache_memory_bytes).",
+            )  # fmt: skip
+        self._manager.reserve_target = target
+        self._manager.refill()
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Request) -> None:
+        """Learn whether a request evicts; count options that make no sense."""
+        options, problem = options_of(request.sampling_params, self.config)
+        if problem is not None:
+            self.invalid_options += 1
+            logger.warning("request %s uses the engine's default vToken options: %s", request.request_id, problem)
+        if options.evicts and self.config.variant is not Variant.NATIVE:
+            self.manager.watch(request.request_id, request.num_prompt_tokens)
+
+    def on_finished(self, request_id: str) -> None:
+        """The request is over, however it ended."""
+        self.manager.unwatch(request_id)
+        self._held_since.pop(request_id, None)
+
+    def must_wait(self, request: Request) -> bool:
+        """Admission hold: wait while the reserve is short and running requests may refill it.
+
+        Never longer than `hold_seconds`, and never when nothing runs: then nothing would end the wait.
+        """
+        manager = self.manager
+        if len(manager.reserve) >= manager.reserve_target or not manager.req_to_blocks:
+            self._held_since.pop(request.request_id, None)
+            return False
+        since = self._held_since.setdefault(request.request_id, self._clock())
+        return self._clock() - since < self.config.hold_seconds
+
+    # ---- a step ----------------------------------------------------------------------------------
+
+    def grant(self, step: SchedulerOutput) -> Grant:
+        """What the workers may use in this step. Hands over the growth of detached requests."""
+        manager = self.manager
+        grants = {name: manager.grant(name) for name in step.num_scheduled_tokens}
+        requests = {name: grant for name, grant in grants.items() if grant is not None}
+        return Grant(tuple(manager.reserve), self._report_ack, requests)
+
+    def apply(self, report: Report) -> None:
+        """Apply a worker's report.
+
+        Raises:
+            ProtocolError: the worker speaks another version.
+        """
+        require_version(report.version, "the worker")
+        self.manager.apply(report)
+        self._report_ack = max(self._report_ack, report.sequence)
+
+    # ---- telemetry -------------------------------------------------------------------------------
+
+    def block_counts(self) -> dict[str, Any]:
+        """Snapshot fields that only the scheduler knows; the four block states sum to the capacity (I6)."""
+        manager = self.manager
+        pool = manager.block_pool
+        capacity, free, reserved = pool.num_gpu_blocks - 1, pool.get_num_free_blocks(), len(manager.reserve)
+        shared = min(self._shared_blocks(), capacity - free - reserved)
+        return {
+            "capacity_blocks": capacity,
+            "free_blocks": free,
+            "reserved_blocks": reserved,
+            "headroom_target_blocks": manager.reserve_target,
+            "shared_blocks": shared,
+            "private_blocks": capacity - free - reserved - shared,
+            "invalid_options_total": self.invalid_options,
+        }
+
+    def _shared_blocks(self) -> int:
+        if not self.manager.enable_caching:
+            return 0
+        counted_at, shared = self._shared
+        if self._clock() - counted_at >= SHARED_SCAN_SECONDS:
+            shared = sum(block.ref_cnt > 1 for block in self.manager.block_pool.blocks if not block.is_null)
+            self._shared = (self._clock(), shared)
+        return shared
+
+

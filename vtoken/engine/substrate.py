@@ -1,0 +1,169 @@
+"""The worker's substrate: the shard's decisions turned into copies, in step with the engine.
+
+One step, driven by the worker and vLLM's connector hooks:
+
+    before_forward(step, grant)   commit landed plans, evict, fill holes in-stream, place new tokens
+    ...forward: the attention backend reads rows through `rows_of`...
+    after_forward()               start the asynchronous copies of evacuation plans
+    report()                      what the scheduler must know
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vtoken.core.config import VTokenConfig
+from vtoken.core.plan import Plan
+from vtoken.core.shard import Row, Shard, Step
+from vtoken.core.wire import Grant, Report, require_version
+from vtoken.device.copy_engine import CopyEngine, Ticket
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("vllm.vtoken")
+
+OCCUPANCY_SECONDS = 0.05
+"""Occupancy sums over all tables are refreshed at most this often while the engine is busy."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """An evacuation whose copy runs beside the engine; `row` is None once its request is gone."""
+
+    row: Row | None
+    plan: Plan
+    ticket: Ticket
+
+
+class Substrate:
+    """Owner of the shard, the copy engine and the copies in flight of one worker."""
+
+    def __init__(
+        self, config: VTokenConfig, block_size: int, engine: CopyEngine, batch: Callable[[], list[str]]
+    ) -> None:
+        """`batch()` gives the request ids in the order in which the runner has arranged the step."""
+        self.config = config
+        self.batch = batch
+        self.shard = Shard(config, block_size)
+        self.engine = engine
+        self._flights: list[_Flight] = []
+        self._steps = 0
+        self._seconds = 0.0
+        self._moved_tokens = 0
+        self._checks = self._failures = 0
+        self._occupancy: dict[str, Any] = {}
+        self._occupancy_at = float("-inf")
+        self._quiet = False
+
+    def bind_caches(self, caches: Mapping[str, torch.Tensor]) -> None:
+        """Take the engine's K/V tensors, by layer name; once, at start-up."""
+        self.engine.bind(caches)
+
+    # ---- a step ----------------------------------------------------------------------------------
+
+    def before_forward(self, step: Step, grant: Grant) -> None:
+        """Everything that must happen before the step's attention reads or writes.
+
+        Raises:
+            ProtocolError: the scheduler speaks another version, or contradicts the tables.
+        """
+        started = time.perf_counter()
+        require_version(grant.version, "the scheduler")
+        cancelled = self.shard.accept(step, grant)
+        for flight in self._flights:
+            if any(flight.plan is plan for plan in cancelled):
+                self.engine.wait(flight.ticket)  # its destinations go back to the reserve: nothing may land there later
+                flight.row = None
+        self._flights = [flight for flight in self._flights if flight.row is not None]
+        self._land()
+        self._relocate_in_stream(self.shard.decide())
+        self.shard.grow()
+        self._steps += 1
+        self._quiet = not step.rows
+        self._seconds += time.perf_counter() - started
+
+    def after_forward(self) -> None:
+        """Start copying what evacuation planned; the engine goes on meanwhile."""
+        started = time.perf_counter()
+        for row, plan in self.shard.evacuations():
+            self._flights.append(_Flight(row, plan, self.engine.submit(plan.src_slots, plan.dst_slots)))
+        self._seconds += time.perf_counter() - started
+
+    def report(self) -> Report | None:
+        """The step's report, or None."""
+        return self.shard.report()
+
+    def _land(self) -> None:
+        """Commit the plans whose copy is done; drop those whose copy failed."""
+        pending: list[_Flight] = []
+        for flight in self._flights:
+            assert flight.row is not None
+            if not self.engine.poll(flight.ticket):
+                pending.append(flight)
+            elif flight.ticket.error is not None:
+                logger.error("a copy of %d tokens failed and was dropped: %s", len(flight.plan.token_ids),
+                             flight.ticket.error)  # fmt: skip
+                self.shard.abandon(flight.row, flight.plan)
+            else:
+                self._commit(flight.row, flight.plan)
+        self._flights = pending
+
+    def _relocate_in_stream(self, plans: Sequence[tuple[Row, Plan]]) -> None:
+        if not plans:
+            return
+        src = np.concatenate([plan.src_slots for _, plan in plans])
+        dst = np.concatenate([plan.dst_slots for _, plan in plans])
+        if len(src):
+            self.engine.copy(src, dst)
+        for row, plan in plans:
+            self._commit(row, plan)
+
+    def _commit(self, row: Row, plan: Plan) -> None:
+        if self.config.check_moves and len(plan.token_ids):
+            self._checks += 1
+            self._failures += self.engine.verify(plan.src_slots, plan.dst_slots) > 0
+        self.shard.commit(row, plan)
+        self._moved_tokens += len(plan.token_ids)
+
+    # ---- what attention reads --------------------------------------------------------------------
+
+    def rows_of(self, request_ids: Sequence[str]) -> list[Row]:
+        """The rows of a batch, in batch order.
+
+        Raises:
+            UnknownRequest: the engine runs a request that was never announced.
+        """
+        return [self.shard.row(name) for name in request_ids]
+
+    # ---- telemetry and tests ---------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """Snapshot fields that only the worker knows."""
+        now = time.monotonic()
+        if self._quiet or now - self._occupancy_at >= OCCUPANCY_SECONDS:
+            self._occupancy, self._occupancy_at = self.shard.occupancy(), now
+        copies = self.engine.counters
+        return {
+            **self._occupancy,
+            **asdict(self.shard.counters),
+            "steps_total": self._steps,
+            "moved_bytes_total": self._moved_tokens * self.engine.token_bytes,
+            "copies_total": copies.copies,
+            "copy_seconds_total": copies.seconds,
+            "move_checks_total": self._checks,
+            "move_check_failures_total": self._failures,
+            "substrate_seconds_total": self._seconds,
+        }
+
+    def close(self) -> None:
+        """Wait for running copies and stop the copy engine's thread."""
+        for flight in self._flights:
+            self.engine.wait(flight.ticket)
+        self.engine.close()
