@@ -72,7 +72,7 @@ def main() -> int:
             project = [f".[{extras}]"]
             print(f"resolving the {kind} environment (about a minute)", flush=True)
             if kind == "cpu":
-                # uv is what bootstrap.py falls back to. Without a +cpu build the pins are a superset, which does no harm.
+                # uv is bootstrap.py's fallback. Without a +cpu build the pins are a superset, which does no harm.
                 named = resolve(python, [f"{torch}+cpu", "uv", *project], scratch)
                 lines = named or resolve(python, ["uv", *project], scratch)
             else:
