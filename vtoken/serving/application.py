@@ -1,0 +1,67 @@
+"""Puts ingress, replicas and router together as one Serve application."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from vtoken.core.routing import RoutingTunables
+from vtoken.serving.ingress import Ingress
+from vtoken.serving.replica import EngineReplica
+from vtoken.serving.settings import DeploymentSettings
+
+__all__ = ["Application", "build_application"]
+
+ROUTER_CLASS = "vtoken.serving.router:RoomRouter"
+
+
+def build_application(settings: DeploymentSettings) -> Application:
+    """The application graph; starts nothing.
+
+    The router's settings travel as `user_config` of the ingress and are left out of what the deployments are
+    constructed with: so changing only them in a config file restarts no process.
+    """
+    constructed = replace(settings, router=RoutingTunables())
+    engine = _engine_deployment(settings).bind(constructed)
+    return _ingress_deployment(settings).bind(engine, constructed)
+
+
+def _engine_deployment(settings: DeploymentSettings) -> Any:
+    replicas = settings.replicas
+    options: dict[str, Any] = {"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus}
+    if replicas.env:
+        options["runtime_env"] = {"env_vars": dict(replicas.env)}
+    return serve.deployment(
+        name="engine",
+        num_replicas=replicas.count,
+        max_ongoing_requests=replicas.max_ongoing_requests,
+        max_queued_requests=settings.limits.max_queued_requests,
+        ray_actor_options=options,
+        health_check_period_s=replicas.health_check_period_s,
+        health_check_timeout_s=replicas.health_check_timeout_s,
+        graceful_shutdown_timeout_s=replicas.graceful_shutdown_timeout_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        # An engine that fails to start fails for a reason that a second attempt rarely cures.
+        max_constructor_retry_count=2,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER_CLASS,
+            request_router_kwargs={"poll_s": settings.heartbeat.poll_s},
+        ),
+    )(EngineReplica)
+
+
+def _ingress_deployment(settings: DeploymentSettings) -> Any:
+    limits = settings.limits
+    return serve.deployment(
+        name="ingress",
+        num_replicas=limits.ingress_count,
+        max_ongoing_requests=limits.ingress_max_ongoing_requests,
+        ray_actor_options={"num_cpus": limits.ingress_num_cpus},
+        graceful_shutdown_timeout_s=settings.replicas.graceful_shutdown_timeout_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        user_config={"router": asdict(settings.router)},
+    )(Ingress)

@@ -1,0 +1,155 @@
+"""The controller: a thin actor around `FleetView`, which holds all the logic and is pure.
+
+Why a named actor, and not Serve's `deployment_actors` (Ray 2.60): an actor owned by a deployment is visible only
+to replicas of that deployment and of the same code version, and ours is shared by two deployments (engine
+replicas push, ingress and routers read) and must see old and new replicas during a rolling update.
+
+Anybody who needs the controller gets or creates it (`get_if_exists` makes that atomic), so there is no creator
+whose death would take it along. It is detached, restarts by itself, and ends by itself when nobody has written
+to or read from it for ORPHAN_S, so that a deleted application leaves nothing behind. Its state is soft: after a
+restart the next heartbeats rebuild it, and routers meanwhile use their own counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from vtoken.core.fleet import FleetSnapshot, FleetView, Verdict
+from vtoken.core.pressure import PressureThresholds
+from vtoken.core.telemetry import Heartbeat
+
+NAMESPACE = "vtoken"
+ORPHAN_S = 120.0
+TICK_S = 1.0
+
+
+class FleetController:
+    """Actor body. Owner of the fleet view and of the routers' live tunables.
+
+    Args:
+        thresholds: of the levels.
+        forget_after_s: see FleetView.
+    """
+
+    def __init__(self, thresholds: PressureThresholds, forget_after_s: float) -> None:
+        self._fleet = FleetView(thresholds, forget_after_s)
+        self._tunables: dict[str, Any] = {}
+        self._last_use_s = time.monotonic()
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def heartbeat(self, beat: Heartbeat) -> str:
+        """Take a heartbeat; answers with the verdict's name."""
+        self._touch()
+        return self._fleet.heartbeat(beat, time.monotonic()).value
+
+    async def goodbye(self, replica_id: str) -> None:
+        """A replica ends by plan and should leave the view now."""
+        self._touch()
+        self._fleet.forget(replica_id)
+
+    async def configure(self, tunables: Mapping[str, Any]) -> None:
+        """Replace the routers' tunables; they pick them up with their next poll."""
+        self._touch()
+        self._tunables = dict(tunables)
+
+    async def view(self) -> FleetSnapshot:
+        """The fleet now, with ages by this actor's clock."""
+        self._touch()
+        return self._fleet.view(time.monotonic(), self._tunables)
+
+    def _touch(self) -> None:
+        self._last_use_s = time.monotonic()
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            self._fleet.tick(now_s)
+            if now_s - self._last_use_s > ORPHAN_S:
+                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def controller_name(app_name: str) -> str:
+    """Ray actor name of an application's controller, in NAMESPACE."""
+    return f"controller:{app_name}"
+
+
+class ControllerClient:
+    """A handle on the controller that survives its restarts. Every call may fail; callers go on without.
+
+    Args:
+        app_name: Serve application.
+        thresholds, forget_after_s: given to the controller if this client happens to create it.
+        timeout_s: of every call.
+    """
+
+    def __init__(
+        self,
+        app_name: str,
+        thresholds: PressureThresholds | None = None,
+        forget_after_s: float = 30.0,
+        timeout_s: float = 2.0,
+    ) -> None:
+        self._name = controller_name(app_name)
+        self._arguments = (thresholds or PressureThresholds(), forget_after_s)
+        self._timeout_s = timeout_s
+        self._handle: Any = None
+
+    def connect(self) -> Any:
+        """The actor's handle, created if there is none (blocks for one round trip to Ray's directory)."""
+        if self._handle is None:
+            self._handle = (
+                ray.remote(FleetController)
+                .options(
+                    name=self._name,
+                    namespace=NAMESPACE,
+                    get_if_exists=True,
+                    lifetime="detached",
+                    num_cpus=0,
+                    max_restarts=-1,
+                    max_concurrency=1000,
+                )
+                .remote(*self._arguments)
+            )
+        return self._handle
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Call the controller.
+
+        Raises:
+            Exception: whatever Ray raises when the actor is dead or slow; the handle is looked up again next time.
+        """
+        if self._handle is None:
+            await asyncio.to_thread(self.connect)
+        try:
+            reference = getattr(self._handle, method).remote(*arguments)
+            return await asyncio.wait_for(reference, self._timeout_s)
+        except Exception:
+            self._handle = None
+            raise
+
+    async def heartbeat(self, beat: Heartbeat) -> Verdict:
+        """Push a heartbeat; see FleetController.heartbeat."""
+        return Verdict(await self._call("heartbeat", beat))
+
+    async def goodbye(self, replica_id: str) -> None:
+        """Best effort: say that a replica ends by plan."""
+        with contextlib.suppress(Exception):
+            await self._call("goodbye", replica_id)
+
+    async def configure(self, tunables: Mapping[str, Any]) -> None:
+        """Replace the routers' tunables."""
+        await self._call("configure", dict(tunables))
+
+    async def view(self) -> FleetSnapshot:
+        """The fleet now."""
+        view: FleetSnapshot = await self._call("view")
+        return view

@@ -1,0 +1,145 @@
+"""Checks that the ingress makes before a request costs anything: size, encoding, shape, what it may be routed by.
+
+What the model's own limits say (prompt length, sampling ranges) is the engine's to judge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from vtoken.core.replies import ErrorReply
+from vtoken.core.routing import RouteHint
+
+BYTES_PER_TOKEN = 4
+"""Rough length of a token in UTF-8; only routing depends on it."""
+
+DRAIN_FACTOR = 32
+"""An oversized body is read to its end (and thrown away) up to this many times the limit, so that clients that
+send first and read later see the 413 instead of a reset connection."""
+
+
+async def read_body(chunks: AsyncIterator[bytes], declared: str | None, max_bytes: int) -> bytes | ErrorReply:
+    """The body, holding never more than `max_bytes` of it.
+
+    Args:
+        chunks: the body as it arrives (also for chunked transfer, where nothing is declared).
+        declared: the Content-Length header, or None.
+        max_bytes: the limit.
+    """
+    too_large = ErrorReply(
+        413,
+        f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes of this deployment).",
+        code="request_too_large",
+    )
+    if declared is not None and declared.isdigit() and int(declared) > max_bytes * DRAIN_FACTOR:
+        return too_large
+    kept: list[bytes] = []
+    seen = 0
+    async for chunk in chunks:
+        seen += len(chunk)
+        if seen <= max_bytes:
+            kept.append(chunk)
+        else:
+            kept.clear()
+            if seen > max_bytes * DRAIN_FACTOR:
+                break
+    return too_large if seen > max_bytes else b"".join(kept)
+
+
+def parse_body(raw: bytes, content_type: str | None) -> dict[str, Any] | ErrorReply:
+    """The JSON object in a body."""
+    media_type = (content_type or "application/json").split(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        return ErrorReply(415, f"Content-Type is {media_type!r}; send application/json.", code="unsupported_media_type")
+    try:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return ErrorReply(400, f"The request body is not valid JSON: {error}.", code="invalid_json")
+    if not isinstance(body, dict):
+        kind = type(body).__name__
+        return ErrorReply(400, f"The request body is a JSON {kind}; send an object.", code="invalid_json")
+    return body
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def check_request(kind: str, body: Mapping[str, Any], served_name: str) -> ErrorReply | None:
+    """What can be refused without the engine: the model's name, an empty request, impossible lengths.
+
+    Args:
+        kind: "chat" or "completion".
+        body: the parsed request.
+        served_name: the only model there is.
+    """
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        return ErrorReply(400, "`model` is missing; it must be a text.", "model", "missing_model")
+    if model != served_name:
+        return ErrorReply(
+            404,
+            f"The model {model[:200]!r} does not exist here; this server serves {served_name!r}.",
+            "model",
+            "model_not_found",
+        )
+    return _check_content(kind, body) or _check_lengths(body)
+
+
+def _check_content(kind: str, body: Mapping[str, Any]) -> ErrorReply | None:
+    if kind == "chat":
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            return ErrorReply(400, "`messages` must be a non-empty list of messages.", "messages", "invalid_messages")
+        return None
+    prompt = body.get("prompt")
+    if prompt is None or prompt in ("", []):
+        return ErrorReply(400, "`prompt` must be a non-empty text or list.", "prompt", "invalid_prompt")
+    return None
+
+
+def _check_lengths(body: Mapping[str, Any]) -> ErrorReply | None:
+    for key in ("max_tokens", "max_completion_tokens"):
+        value = body.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            return ErrorReply(400, f"`{key}` is {value!r}; it must be an integer from 1.", key, "invalid_value")
+    if "stream" in body and not isinstance(body["stream"], bool | None):
+        return ErrorReply(400, f"`stream` is {body['stream']!r}; true or false.", "stream", "invalid_value")
+    return None
+
+
+def hint_for(kind: str, body: Mapping[str, Any], default_budget_tokens: int | None) -> RouteHint:
+    """What the router should know; never raises, whatever the body holds.
+
+    Args:
+        kind: "chat" or "completion".
+        body: the parsed request.
+        default_budget_tokens: of the engine's default policy; None when it does not evict.
+    """
+    text_bytes = _text_bytes(body.get("messages" if kind == "chat" else "prompt"))
+    limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
+    max_tokens = next((v for v in limits if isinstance(v, int) and not isinstance(v, bool)), 0)
+    options = body.get("vtoken")
+    budget = options.get("budget_tokens") if isinstance(options, Mapping) else None
+    if not isinstance(budget, int) or isinstance(budget, bool):
+        budget = default_budget_tokens
+    if isinstance(options, Mapping) and options.get("policy") == "none":
+        budget = None
+    return RouteHint(text_bytes // BYTES_PER_TOKEN + 1, max(0, max_tokens), budget)
+
+
+def _text_bytes(value: object, depth: int = 0) -> int:
+    """UTF-8 length of all text inside; a number is a token id."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if isinstance(value, int):
+        return BYTES_PER_TOKEN
+    if depth > 8:
+        return 0
+    if isinstance(value, Mapping):
+        return sum(_text_bytes(inner, depth + 1) for inner in value.values())
+    if isinstance(value, list):
+        return sum(_text_bytes(inner, depth + 1) for inner in value)
+    return 0

@@ -1,0 +1,174 @@
+"""An engine replica: Serve's shell around an engine service, and the heartbeat that makes it visible.
+
+The engine package is reached by name only (`module:Class`), so that serving runs, and is tested, without vLLM.
+What the service must offer is `EngineServiceProtocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Protocol, cast
+
+from ray import serve
+
+from vtoken.core.pressure import Level, PressureThresholds, level_after
+from vtoken.core.replies import ErrorReply
+from vtoken.core.routing import RouteHint
+from vtoken.core.telemetry import Heartbeat, Snapshot
+from vtoken.serving.controller import ControllerClient
+from vtoken.serving.settings import DeploymentSettings, HeartbeatSettings
+
+logger = logging.getLogger("ray.serve")
+
+LOOK_S = 0.02
+"""How often the snapshot is compared with the last one sent; costs a few microseconds."""
+
+
+class EngineServiceProtocol(Protocol):
+    """What a replica needs of an engine; implemented by vtoken.engine.service.EngineService."""
+
+    async def chat(self, body: dict[str, Any]) -> dict[str, Any] | AsyncIterator[str] | ErrorReply:
+        """See EngineService.chat."""
+        ...
+
+    async def completion(self, body: dict[str, Any]) -> dict[str, Any] | AsyncIterator[str] | ErrorReply:
+        """See EngineService.completion."""
+        ...
+
+    async def models(self) -> dict[str, Any]:
+        """The served models."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """The last snapshot."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raise when the engine is dead."""
+        ...
+
+    async def shutdown(self) -> None:
+        """End the engine."""
+        ...
+
+
+async def start_service(settings: DeploymentSettings) -> EngineServiceProtocol:
+    """Load and start the engine service that the settings name (takes from seconds to minutes)."""
+    module, _, name = settings.engine_service.partition(":")
+    kind = getattr(importlib.import_module(module), name)
+    service = await kind.start(settings.model, settings.served_model_name, settings.vtoken, dict(settings.engine))
+    return cast("EngineServiceProtocol", service)
+
+
+class HeartbeatTimer:
+    """Decides when to report. Pure: the clock is an argument.
+
+    At once when the level changes and when the replica becomes busy or idle; otherwise after `busy_s` or `idle_s`.
+    """
+
+    def __init__(self, settings: HeartbeatSettings, thresholds: PressureThresholds) -> None:
+        self._settings, self._thresholds = settings, thresholds
+        self._level, self._busy = Level.OPEN, False
+        self._sent_s = float("-inf")
+
+    def due(self, snapshot: Snapshot, now_s: float) -> bool:
+        """Whether to send this snapshot now; True counts as sent."""
+        level = level_after(self._level, snapshot, self._thresholds)
+        busy = snapshot.running_requests + snapshot.waiting_requests > 0
+        period_s = self._settings.busy_s if busy else self._settings.idle_s
+        changed = level is not self._level or busy is not self._busy
+        if not changed and now_s - self._sent_s < period_s:
+            return False
+        self._level, self._busy, self._sent_s = level, busy, now_s
+        return True
+
+
+class EngineReplica:
+    """Body of the engine deployment. One engine, one heartbeat task.
+
+    `generate` is the only request path: its first item says what follows.
+    """
+
+    async def __init__(self, settings: DeploymentSettings) -> None:  # type: ignore[misc]  # Serve awaits it
+        context = serve.get_replica_context()
+        self._replica_id = context.replica_id.unique_id
+        self._service = await start_service(settings)
+        self._controller = ControllerClient(context.app_name, settings.pressure, settings.heartbeat.forget_after_s)
+        self._timer = HeartbeatTimer(settings.heartbeat, settings.pressure)
+        self._sequence = 0
+        self._draining = False
+        self._beating = asyncio.create_task(self._beat_forever())
+
+    async def generate(self, _hint: RouteHint, kind: str, body: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+        """Serve one request.
+
+        Args:
+            _hint: read by the router only.
+            kind: "chat" or "completion".
+            body: the request as the client sent it, parsed.
+
+        Yields:
+            ("error", ErrorReply) or ("json", response), and nothing more; or ("stream", None) followed by
+            ("chunk", text) for every server-sent event, as the engine formats them.
+        """
+        run = self._service.chat if kind == "chat" else self._service.completion
+        result = await run(body)
+        if isinstance(result, ErrorReply):
+            yield "error", result
+            return
+        if isinstance(result, dict):
+            yield "json", result
+            return
+        try:
+            yield "stream", None
+            async for chunk in result:
+                yield "chunk", chunk
+        finally:
+            # An abandoned stream must stop the engine now, not when the collector finds the generator.
+            await result.aclose()  # type: ignore[attr-defined]
+
+    async def models(self) -> dict[str, Any]:
+        """The models this replica serves, as OpenAI's list object."""
+        return await self._service.models()
+
+    async def check_health(self) -> None:
+        """Serve's health check: fails when the engine loop is dead, not when it is busy."""
+        await self._service.check_health()
+        if self._beating.done():
+            self._beating = asyncio.create_task(self._beat_forever())
+
+    async def _beat_forever(self) -> None:
+        while True:
+            snapshot = self._service.snapshot()
+            if self._timer.due(snapshot, time.monotonic()):
+                await self._beat(snapshot)
+            await asyncio.sleep(LOOK_S)
+
+    async def _beat(self, snapshot: Snapshot) -> None:
+        self._sequence += 1
+        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), self._draining, snapshot)
+        try:
+            verdict = await self._controller.heartbeat(beat)
+        except Exception as error:  # noqa: BLE001  # a dead controller must never hurt a replica
+            logger.warning("heartbeat %d not delivered: %s", self._sequence, error)
+            await asyncio.sleep(0.2)
+            return
+        if verdict.value != "accepted":
+            logger.warning("heartbeat %d rejected: %s", self._sequence, verdict.value)
+
+    async def __del__(self) -> None:
+        """Serve awaits this at graceful shutdown, after the last request."""
+        beating = getattr(self, "_beating", None)
+        if beating is None:
+            return
+        self._draining = True
+        beating.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await beating
+        await self._controller.goodbye(self._replica_id)
+        await self._service.shutdown()

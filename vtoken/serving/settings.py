@@ -1,0 +1,277 @@
+"""Settings of a deployment: what stands under `args` in a Serve config file, checked before anything starts.
+
+Every error names the key as the operator wrote it, the value and the allowed range. Unknown keys are errors:
+a misspelt limit that is silently ignored is worse than a server that does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vtoken.core.config import VTokenConfig
+from vtoken.core.errors import ConfigError
+from vtoken.core.pressure import PressureThresholds
+from vtoken.core.routing import RoutingTunables
+
+T = TypeVar("T")
+
+
+def _int(key: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(key, value, f"an integer from {low} to {high}")
+
+
+def _number(key: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(key, value, f"a number from {low} to {high}")
+
+
+def _text(key: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(key, value, "a non-empty text")
+
+
+def _build(kind: Callable[..., T], raw: object, prefix: str) -> T:
+    """A dataclass from a mapping; errors carry `prefix.key`."""
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, Mapping):
+        raise ConfigError(prefix, raw, "a mapping")
+    known = sorted(f.name for f in fields(kind))  # type: ignore[arg-type]
+    for key, value in raw.items():
+        if key not in known:
+            raise ConfigError(f"{prefix}.{key}", value, "one of " + ", ".join(known))
+    try:
+        return kind(**raw)
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed) from None
+
+
+ENGINE_KEYS: dict[str, tuple[type, ...]] = {
+    "attention_backend": (str,),
+    "block_size": (int,),
+    "cpu_offload_gb": (int, float),
+    "disable_log_stats": (bool,),
+    "dtype": (str,),
+    "enable_chunked_prefill": (bool,),
+    "enable_prefix_caching": (bool,),
+    "enforce_eager": (bool,),
+    "generation_config": (str,),
+    "gpu_memory_utilization": (int, float),
+    "kv_cache_dtype": (str,),
+    "kv_cache_memory_bytes": (int,),
+    "load_format": (str,),
+    "max_logprobs": (int,),
+    "max_model_len": (int,),
+    "max_num_batched_tokens": (int,),
+    "max_num_seqs": (int,),
+    "num_gpu_blocks_override": (int,),
+    "quantization": (str,),
+    "revision": (str,),
+    "seed": (int,),
+    "tensor_parallel_size": (int,),
+    "tokenizer": (str,),
+    "trust_remote_code": (bool,),
+}
+"""Engine arguments that pass through, with their types. What vToken itself sets (worker class, connector) and
+what it cannot serve is not among them; the engine checks the ranges."""
+
+
+def check_engine(raw: object) -> dict[str, Any]:
+    """The `engine` mapping, with known keys and right types.
+
+    Raises:
+        ConfigError: unknown key or wrong type, named as `engine.key`.
+    """
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise ConfigError("engine", raw, "a mapping of engine arguments")
+    for key, value in raw.items():
+        kinds = ENGINE_KEYS.get(key)
+        if kinds is None:
+            raise ConfigError(f"engine.{key}", value, "one of " + ", ".join(sorted(ENGINE_KEYS)))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ConfigError(f"engine.{key}", value, "of type " + " or ".join(k.__name__ for k in kinds))
+        if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+            raise ConfigError(f"engine.{key}", value, "0 or more")
+    return dict(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """Shape and life of the engine replicas.
+
+    Attributes:
+        count: replicas; each is one engine.
+        num_cpus, num_gpus: Ray resources of one replica.
+        max_ongoing_requests: most requests inside one replica, running and waiting. Keep it at
+            `engine.max_num_seqs` plus a small queue: more wait better in the router, where all replicas are in reach.
+        health_check_period_s, health_check_timeout_s: Serve's check that the engine loop lives. A busy engine
+            answers it; keep the timeout long, a restart under load makes the load worse.
+        graceful_shutdown_timeout_s: longest wait for running requests at shutdown: the longest allowed stream.
+        env: environment variables of the replica process.
+    """
+
+    count: int = 1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    max_ongoing_requests: int = 64
+    health_check_period_s: float = 10.0
+    health_check_timeout_s: float = 60.0
+    graceful_shutdown_timeout_s: float = 120.0
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _int("count", self.count, 1, 4096)
+        _number("num_cpus", self.num_cpus, 0.0, 1024.0)
+        _number("num_gpus", self.num_gpus, 0.0, 64.0)
+        _int("max_ongoing_requests", self.max_ongoing_requests, 1, 100_000)
+        _number("health_check_period_s", self.health_check_period_s, 0.5, 3600.0)
+        _number("health_check_timeout_s", self.health_check_timeout_s, 1.0, 3600.0)
+        _number("graceful_shutdown_timeout_s", self.graceful_shutdown_timeout_s, 0.0, 86_400.0)
+        if not isinstance(self.env, Mapping):
+            raise ConfigError("env", self.env, "a mapping of names to texts")
+        for name, value in self.env.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ConfigError(f"env.{name}", value, "a text (put numbers in quotes)")
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSettings:
+    """When replicas report and when they are given up.
+
+    Attributes:
+        busy_s, idle_s: longest time between two heartbeats while something runs or waits, and otherwise. A level
+            change, the first and the last running request are reported at once.
+        poll_s: how often a router fetches the fleet view while it routes.
+        forget_after_s: a silent replica disappears from the view.
+    """
+
+    busy_s: float = 0.1
+    idle_s: float = 1.0
+    poll_s: float = 0.05
+    forget_after_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _number("busy_s", self.busy_s, 0.01, 60.0)
+        _number("idle_s", self.idle_s, 0.05, 60.0)
+        _number("poll_s", self.poll_s, 0.01, 60.0)
+        _number("forget_after_s", self.forget_after_s, 1.0, 3600.0)
+        if self.idle_s < self.busy_s:
+            raise ConfigError("idle_s", self.idle_s, f"at least busy_s = {self.busy_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """What one request, and all of them together, may ask for.
+
+    Attributes:
+        max_body_bytes: longest request body; enforced while it is read.
+        max_queued_requests: requests of one ingress that wait for a replica; more get 429.
+        retry_after_s: in the Retry-After header of a 429, in whole seconds.
+        ingress_count: ingress replicas.
+        ingress_num_cpus: Ray CPUs of one ingress replica.
+        ingress_max_ongoing_requests: open HTTP requests of one ingress replica.
+    """
+
+    max_body_bytes: int = 2 << 20
+    max_queued_requests: int = 256
+    retry_after_s: int = 1
+    ingress_count: int = 1
+    ingress_num_cpus: float = 0.1
+    ingress_max_ongoing_requests: int = 2048
+
+    def __post_init__(self) -> None:
+        _int("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
+        _int("max_queued_requests", self.max_queued_requests, 1, 1_000_000)
+        _int("retry_after_s", self.retry_after_s, 1, 3600)
+        _int("ingress_count", self.ingress_count, 1, 1024)
+        _number("ingress_num_cpus", self.ingress_num_cpus, 0.0, 64.0)
+        _int("ingress_max_ongoing_requests", self.ingress_max_ongoing_requests, 1, 1_000_000)
+
+
+DEFAULT_ENGINE_SERVICE = "vtoken.engine.service:EngineService"
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentSettings:
+    """A whole deployment; `from_args` parses it.
+
+    Attributes:
+        model: directory of the model (Hugging Face layout), or its name on the hub.
+        served_model_name: the name that clients use in `model`.
+        engine: engine arguments, see ENGINE_KEYS.
+        vtoken: how memory is reclaimed.
+        replicas, heartbeat, limits, pressure: see the classes.
+        router: of the routers; changing only these (in the config file) restarts nothing.
+        engine_service: `module:Class` that runs the engine; serving knows it by this name only.
+    """
+
+    model: str
+    served_model_name: str
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    vtoken: VTokenConfig = field(default_factory=VTokenConfig)
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
+    router: RoutingTunables = field(default_factory=RoutingTunables)
+    pressure: PressureThresholds = field(default_factory=PressureThresholds)
+    heartbeat: HeartbeatSettings = field(default_factory=HeartbeatSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    engine_service: str = DEFAULT_ENGINE_SERVICE
+
+    def __post_init__(self) -> None:
+        _text("model", self.model)
+        _text("served_model_name", self.served_model_name)
+        _text("engine_service", self.engine_service)
+        if self.engine_service.count(":") != 1:
+            raise ConfigError("engine_service", self.engine_service, "of the form package.module:Class")
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, Any]) -> DeploymentSettings:
+        """Parse the `args` of a Serve config file.
+
+        `model` that begins with `.`, `/` or `~` must be an existing directory; `served_model_name` defaults to
+        the directory's name.
+
+        Raises:
+            ConfigError: missing or unknown key, impossible value.
+        """
+        if not isinstance(args, Mapping):
+            raise ConfigError("args", args, "a mapping")
+        known = sorted(f.name for f in fields(cls))
+        for key, value in args.items():
+            if key not in known:
+                raise ConfigError(key, value, "one of " + ", ".join(known))
+        model = check_model(args.get("model"))
+        return cls(
+            model=model,
+            served_model_name=args.get("served_model_name", Path(model).name),
+            engine=check_engine(args.get("engine")),
+            vtoken=VTokenConfig.from_mapping(args.get("vtoken") or {}),
+            replicas=_build(ReplicaSettings, args.get("replicas"), "replicas"),
+            router=RoutingTunables.from_mapping(args.get("router") or {}),
+            pressure=_build(PressureThresholds, args.get("pressure"), "pressure"),
+            heartbeat=_build(HeartbeatSettings, args.get("heartbeat"), "heartbeat"),
+            limits=_build(LimitSettings, args.get("limits"), "limits"),
+            engine_service=args.get("engine_service", DEFAULT_ENGINE_SERVICE),
+        )
+
+
+def check_model(raw: object) -> str:
+    """The `model` setting as the engine takes it: an absolute directory, or a hub name as it is.
+
+    Raises:
+        ConfigError: missing, or a path that is not a model directory.
+    """
+    if not isinstance(raw, str) or not raw.strip():
+        raise ConfigError("model", raw, "a model directory or a hub name", "Build one with `vtoken prepare-model`.")
+    path = Path(raw).expanduser()
+    looks_like_path = raw.startswith((".", "/", "~")) or path.is_dir()
+    if not looks_like_path:
+        return raw
+    if not (path / "config.json").is_file():
+        raise ConfigError("model", raw, "a directory with a config.json", "Build one with `vtoken prepare-model`.")
+    return str(path.resolve())
