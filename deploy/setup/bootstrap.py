@@ -170,7 +170,8 @@ def _refuse_conflicts(steps: Steps) -> None:
     check = "import sys; sys.path.insert(0, '.'); from vtoken.environment import check_environment; check_environment()"
     code, output = steps.attempt(str(PYTHON), "-c", check)
     if code != 0:
-        raise SetupFailedError((output.strip().splitlines() or ["the environment cannot be checked"])[-1])
+        last_line = (output.strip().splitlines() or ["the environment cannot be checked"])[-1]
+        raise SetupFailedError(last_line.removeprefix("vtoken.core.errors.UnsupportedError: "))
 
 
 def _environment() -> dict[str, str]:
