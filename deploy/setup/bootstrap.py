@@ -150,7 +150,8 @@ def _install_cpu_torch(steps: Steps, constraints: Path) -> None:
     code, output = steps.attempt(*pip, f"{requirement}+cpu")
     if code == 0:
         return
-    if "No matching distribution found" not in output:
+    # Without any +cpu build pip says the one or the other, depending on its version and on other constraints.
+    if "No matching distribution found" not in output and "ResolutionImpossible" not in output:
         shown = "\n".join(output.splitlines()[-SHOWN_LINES:])
         raise SetupFailedError(f"pip could not install {requirement}+cpu:\n{shown}")
     steps.run("not there; installing uv, which knows PyTorch's own CPU index", *pip, "uv")
