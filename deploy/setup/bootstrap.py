@@ -156,7 +156,14 @@ def _install_cpu_torch(steps: Steps, constraints: Path) -> None:
         raise SetupFailedError(f"pip could not install {requirement}+cpu:\n{shown}")
     steps.run("not there; installing uv, which knows PyTorch's own CPU index", *pip, "uv")
     uv = (str(VENV / "bin" / "uv"), "pip", "install", "--no-cache", "--python", str(PYTHON), "--torch-backend", "cpu")
-    steps.run(f"installing {requirement} from PyTorch's CPU index", *uv, "--constraints", str(constraints), requirement)
+    try:
+        what = f"installing {requirement} from PyTorch's CPU index"
+        steps.run(what, *uv, "--constraints", str(constraints), requirement)
+    except SetupFailedError as error:
+        raise SetupFailedError(
+            f"{error}\nNeither source has a CPU build of torch: point pip at an index or folder with {requirement}+cpu "
+            "(PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), or give this machine access to PyTorch's index"
+        ) from error
 
 
 def _pinned(distribution: str) -> str:

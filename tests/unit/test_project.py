@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import itertools
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -125,6 +128,33 @@ def test_tests_have_the_name_of_a_kind_of_test() -> None:
     """A test file lies in a folder that says what it needs, so that CI cannot forget it."""
     strays = [path.name for path in (ROOT / "tests").glob("test_*.py")]
     assert strays == []
+
+
+def third_party_imports(path: Path) -> set[str]:
+    """Top-level names that a Python file imports, without the standard library and this project."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names - {"vtoken", "tests"}
+
+
+@pytest.mark.parametrize("top", ["vtoken", "tests", "deploy"])
+def test_every_import_is_a_declared_dependency(top: str) -> None:
+    """What another package happens to bring may be gone with its next version."""
+    project = settings()["project"]
+    requirements = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    declared = {re.split(r"[\[=<>]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
+    providers = importlib.metadata.packages_distributions()
+    missing = {}
+    for path in sorted((ROOT / top).rglob("*.py")):
+        for name in third_party_imports(path) - {sibling.stem for sibling in path.parent.glob("*.py")}:
+            offered = {dist.lower().replace("_", "-") for dist in providers.get(name, [name])}
+            if not offered & declared:
+                missing[name] = str(path.relative_to(ROOT))
+    assert missing == {}
 
 
 # ---- Entry points ---------------------------------------------------------------------------------------------------
