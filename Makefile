@@ -4,10 +4,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MODEL := $(if $(VTOKEN_MODEL),$(VTOKEN_MODEL),.cache/models/SmolLM2-135M-Instruct)
-# Tests and tools keep what they write inside the repository: HOME may be missing or read-only.
 export VTOKEN_MODEL := $(abspath $(MODEL))
+# Tools and engines keep what they write inside the repository: HOME may be missing or read-only.
 export MYPY_CACHE_DIR := .cache/mypy
 export RUFF_CACHE_DIR := .cache/ruff
+export VLLM_CACHE_ROOT := $(CURDIR)/.cache/vllm
+export VLLM_CONFIG_ROOT := $(CURDIR)/.cache/vllm
+export HF_HOME := $(CURDIR)/.cache/huggingface
+# The model is on disk; nothing is asked of, or told to, anybody outside.
+export HF_HUB_OFFLINE := 1
+export VLLM_NO_USAGE_STATS := 1
+export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo test check lock clean

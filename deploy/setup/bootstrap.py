@@ -18,9 +18,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,17 +61,15 @@ class Steps:
 
     def attempt(self, *command: str) -> tuple[int, str]:
         """Run a command and return its exit status and output; now and then show the line it has arrived at."""
-        lines: list[str] = []
-        shown_s = time.monotonic()
-        with subprocess.Popen(
-            command, cwd=ROOT, env=_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as process:
+        lines = [""]
+        with (
+            subprocess.Popen(
+                command, cwd=ROOT, env=_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ) as process,
+            _every(HEARTBEAT_S, lambda: self.say(f"  ... {lines[-1].strip()[:90]}")),
+        ):
             assert process.stdout is not None
-            for line in process.stdout:
-                lines.append(line)
-                if time.monotonic() - shown_s > HEARTBEAT_S:
-                    shown_s = time.monotonic()
-                    self.say(f"  ... {line.strip()[:90]}")
+            lines.extend(process.stdout)
         return process.returncode, "".join(lines)
 
 
@@ -184,6 +183,24 @@ def _refuse_conflicts(steps: Steps) -> None:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONNOUSERSITE": "1"}
+
+
+@contextmanager
+def _every(interval_s: float, act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` every `interval_s` seconds while the body runs: pip is silent for minutes when it unpacks."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(interval_s):
+            act()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager
