@@ -44,6 +44,11 @@ class ErrorReply:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The OpenAI error object, JSON-ready."""
+        """The OpenAI error object, JSON-ready and encodable whatever the caller sent (lone surrogates)."""
         kind = TYPE_OF_STATUS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _encodable(self.param)
+        return {"error": {"message": _encodable(self.message), "type": kind, "param": param, "code": self.code}}
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

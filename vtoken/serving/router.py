@@ -135,8 +135,8 @@ class RoomRouter(RequestRouter):
             return []
         try:
             return self._ranks(candidate_replicas, pending_request)
-        except Exception:  # noqa: BLE001  # total: an exception would hang the request
-            self._warn()
+        except Exception as error:  # noqa: BLE001  # total: an exception would hang the request
+            self._warn(error)
             return [[random.choice(candidate_replicas)]]
 
     def _ranks(self, candidates: list[RunningReplica], pending: PendingRequest | None) -> list[list[RunningReplica]]:
@@ -167,25 +167,25 @@ class RoomRouter(RequestRouter):
             self._swept_s = now_s
             self._ledger.sweep(now_s)
 
-    def _warn(self) -> None:
+    def _warn(self, error: Exception) -> None:
         now_s = time.monotonic()
         if now_s - self._warned_s > WARN_EVERY_S:
             self._warned_s = now_s
-            logger.warning("routing failed, a random replica is used (this is a defect of vToken)", exc_info=True)
+            logger.warning("routing failed, a random replica is used (this is a defect of vToken)", exc_info=error)
 
     def on_request_routed(self, pending_request: PendingRequest, _replica_id: ReplicaID, _result: Any) -> None:
         """Serve: the replica accepted the request."""
         try:
             self._ledger.confirm(pending_request.metadata.internal_request_id)
-        except Exception:  # noqa: BLE001  # total: an exception would hang the request
-            self._warn()
+        except Exception as error:  # noqa: BLE001  # total: an exception would hang the request
+            self._warn(error)
 
     def on_request_completed(self, _replica_id: ReplicaID, internal_request_id: str) -> None:
         """Serve: the request ended in any way."""
         try:
             self._ledger.complete(internal_request_id)
-        except Exception:  # noqa: BLE001  # total: an exception would hang the request
-            self._warn()
+        except Exception as error:  # noqa: BLE001  # total: an exception would hang the request
+            self._warn(error)
 
 
 def hint_of(pending: PendingRequest | None) -> RouteHint:
