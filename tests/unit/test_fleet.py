@@ -1,0 +1,158 @@
+"""The fleet view against a dumb twin, and each reason to reject a heartbeat."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from vtoken.core.fleet import FleetView, Verdict, impossible_reason
+from vtoken.core.pressure import Level, PressureThresholds, level_after
+from vtoken.core.telemetry import Heartbeat, Snapshot
+
+GOOD = Snapshot(
+    block_size_tokens=16, capacity_blocks=100, free_blocks=60, reserved_blocks=8, private_blocks=32,
+    allocated_blocks=32, live_tokens=400, reclaimable_blocks=7, steps_total=5,
+)  # fmt: skip
+
+
+def beat(replica="a", sequence=1, snapshot=GOOD, draining=False):
+    return Heartbeat(replica, sequence, 0.0, draining, snapshot)
+
+
+def test_a_view_holds_the_last_snapshot_its_age_and_its_level():
+    fleet = FleetView()
+    fleet.heartbeat(beat(sequence=1), 10.0)
+    full = dataclasses.replace(GOOD, free_blocks=1, reclaimable_blocks=0, private_blocks=91)
+    assert fleet.heartbeat(beat(sequence=2, snapshot=full, draining=True), 11.0) is Verdict.ACCEPTED
+    (replica,) = fleet.view(11.5).replicas
+    assert (replica.age_s, replica.level, replica.draining) == (0.5, Level.CLOSED, True)
+    assert replica.to_mapping()["free_blocks"] == 1
+    assert replica.to_mapping()["waste_ratio"] == pytest.approx(1 - 400 / 512)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"free_blocks": -1}, "free_blocks = -1"),
+        ({"free_blocks": 101}, "exceeds capacity"),
+        ({"private_blocks": 33}, "exceeds capacity"),
+        ({"live_tokens": 32 * 16 + 1}, "live_tokens"),
+        ({"reclaimable_blocks": 33}, "reclaimable_blocks"),
+        ({"copy_seconds_total": math.nan}, "copy_seconds_total"),
+        ({"copy_seconds_total": math.inf}, "copy_seconds_total"),
+        ({"free_blocks": None}, "not a number"),
+        ({"free_blocks": "60"}, "not a number"),
+        ({"free_blocks": True}, "not a number"),
+    ],
+)
+def test_an_impossible_snapshot_is_counted_and_changes_nothing(change, why):
+    fleet = FleetView()
+    fleet.heartbeat(beat(sequence=1), 0.0)
+    before = fleet.view(1.0).replicas
+    wrong = dataclasses.replace(GOOD, **change)
+    assert why in impossible_reason(wrong)
+    assert fleet.heartbeat(beat(sequence=2, snapshot=wrong), 1.0) is Verdict.IMPOSSIBLE
+    assert fleet.view(1.0).replicas == before
+    assert fleet.view(1.0).rejected_total == {"impossible": 1}
+    # A rejected heartbeat does not use up its sequence number.
+    assert fleet.heartbeat(beat(sequence=2), 1.0) is Verdict.ACCEPTED
+
+
+@pytest.mark.parametrize("sequence", [-1, 4, 5])
+def test_a_late_or_repeated_heartbeat_is_out_of_order(sequence):
+    fleet = FleetView()
+    fleet.heartbeat(beat(sequence=5), 0.0)
+    assert fleet.heartbeat(beat(sequence=sequence), 1.0) is Verdict.OUT_OF_ORDER
+    assert fleet.view(1.0).replicas[0].age_s == 1.0
+
+
+def test_a_counter_that_goes_back_within_a_life_is_rejected():
+    fleet = FleetView()
+    fleet.heartbeat(beat(sequence=1), 0.0)
+    back = dataclasses.replace(GOOD, steps_total=4)
+    assert fleet.heartbeat(beat(sequence=2, snapshot=back), 0.0) is Verdict.WENT_BACK
+    assert fleet.heartbeat(beat(replica="next life", snapshot=back), 0.0) is Verdict.ACCEPTED
+
+
+def test_silence_is_forgotten_and_the_next_heartbeat_brings_the_replica_back():
+    fleet = FleetView(forget_after_s=10.0)
+    fleet.heartbeat(beat(sequence=7), 0.0)
+    assert fleet.tick(10.0) == []
+    assert fleet.tick(10.1) == ["a"]
+    assert fleet.view(10.1).replicas == ()
+    assert fleet.heartbeat(beat(sequence=8), 11.0) is Verdict.ACCEPTED
+
+
+def test_goodbye_drops_a_replica_once():
+    fleet = FleetView()
+    fleet.heartbeat(beat(), 0.0)
+    assert fleet.forget("a")
+    assert not fleet.forget("a")
+
+
+def test_an_empty_controller_knows_the_fleet_again_after_one_heartbeat_of_each():
+    old, new = FleetView(), FleetView()
+    for sequence in range(1, 4):
+        for replica in "abc":
+            old.heartbeat(beat(replica, sequence), float(sequence))
+    for replica in "abc":
+        for fleet in (old, new):
+            fleet.heartbeat(beat(replica, 4), 4.0)
+    assert old.view(5.0).replicas == new.view(5.0).replicas
+
+
+class Twin:
+    """The same in the plainest way: keeps every accepted heartbeat and computes everything from the list."""
+
+    def __init__(self):
+        self.log, self.forgotten = [], {}
+
+    def heartbeat(self, message, now_s):
+        mine = self.mine(message.replica_id)
+        if mine and message.sequence <= mine[-1][0].sequence:
+            return "out_of_order"
+        if message.snapshot.free_blocks < 0 or message.snapshot.free_blocks > 100:
+            return "impossible"
+        if mine and message.snapshot.steps_total < mine[-1][0].snapshot.steps_total:
+            return "went_back"
+        self.log.append((message, now_s))
+        return "accepted"
+
+    def mine(self, replica):
+        return [entry for entry in self.log[self.forgotten.get(replica, 0) :] if entry[0].replica_id == replica]
+
+    def tick(self, now_s):
+        for replica in {message.replica_id for message, _ in self.log}:
+            mine = self.mine(replica)
+            if mine and now_s - mine[-1][1] > 5.0:
+                self.forgotten[replica] = len(self.log)
+
+    def view(self, now_s):
+        rows = []
+        for replica in sorted({message.replica_id for message, _ in self.log}):
+            mine = self.mine(replica)
+            level = Level.OPEN
+            for message, _ in mine:
+                level = level_after(level, message.snapshot, PressureThresholds())
+            if mine:
+                rows.append((replica, now_s - mine[-1][1], level, mine[-1][0].snapshot))
+        return rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs_agree_with_the_twin(seed):
+    rng = random.Random(seed)
+    fleet, twin, now_s = FleetView(forget_after_s=5.0), Twin(), 0.0
+    for _ in range(300):
+        now_s += rng.choice((0.0, 0.1, 1.0, 3.0))
+        if rng.random() < 0.2:
+            fleet.tick(now_s)
+            twin.tick(now_s)
+        shot = Snapshot(
+            block_size_tokens=16, capacity_blocks=100, free_blocks=rng.randint(-1, 101), steps_total=rng.randint(0, 9)
+        )
+        message = beat(rng.choice("abcd"), rng.randint(0, 60), shot)
+        assert fleet.heartbeat(message, now_s).value == twin.heartbeat(message, now_s)
+        seen = [(r.replica_id, r.age_s, r.level, r.snapshot) for r in fleet.view(now_s).replicas]
+        assert seen == twin.view(now_s)

@@ -1,0 +1,219 @@
+"""Routing: prefers room, never a full replica while another has room, total on garbage, never worse than two."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtoken.core.errors import ConfigError
+from vtoken.core.fleet import ReplicaView
+from vtoken.core.pressure import Level
+from vtoken.core.routing import (
+    UNCONFIRMED_S,
+    InflightLedger,
+    Reason,
+    RouteHint,
+    RoutingTunables,
+    choose,
+    demand_tokens,
+    power_of_two,
+    score,
+)
+from vtoken.core.telemetry import Snapshot
+
+T = RoutingTunables()
+HINT = RouteHint(prompt_tokens_estimate=160, max_tokens=160)
+
+
+def view(name, free=80, age_s=0.1, level=Level.OPEN, draining=False, **more):
+    shot = Snapshot(block_size_tokens=16, capacity_blocks=100, free_blocks=free, **more)
+    return ReplicaView(name, age_s, level, draining, shot)
+
+
+def pick(views, ledger=None, hint=HINT, candidates=None, view_age_s=0.0, now_s=100.0, seed=0):
+    known = {v.replica_id: v for v in views}
+    ids = list(known) if candidates is None else candidates
+    return choose(ids, known, view_age_s, ledger or InflightLedger(), hint, T, now_s, random.Random(seed))
+
+
+@pytest.mark.parametrize(
+    ("hint", "tokens"),
+    [
+        (RouteHint(100, 300), 400),
+        (RouteHint(100, 30_000), 100 + T.expected_output_tokens),
+        (RouteHint(100, 0), 100 + T.expected_output_tokens),
+        (RouteHint(100, 300, 128), 128 + T.budget_slack_tokens),
+        (RouteHint(1000, 300, 128), 1000),  # the whole prompt is held before anything can be evicted
+        (RouteHint(-5, -5), T.expected_output_tokens),
+        (RouteHint(), T.expected_output_tokens),
+    ],
+)
+def test_demand_is_the_prompt_and_the_growth_under_the_budget(hint, tokens):
+    assert demand_tokens(hint, T) == tokens
+
+
+def test_most_room_wins_and_says_so():
+    choice = pick([view("a", 30), view("b", 80), view("c", 50)])
+    assert (choice.replica_id, choice.reason, choice.room_blocks) == ("b", Reason.ROOM, 80)
+
+
+def test_reclaimable_blocks_are_room_by_confidence():
+    assert pick([view("a", 40, allocated_blocks=60, reclaimable_blocks=40), view("b", 50)]).replica_id == "a"
+
+
+def test_owed_headroom_is_not_room():
+    assert pick([view("a", 60, headroom_target_blocks=30), view("b", 50)]).replica_id == "b"
+
+
+def test_near_ties_go_to_the_replica_with_fewer_requests():
+    assert pick([view("a", 82, running_requests=0), view("b", 80)], seed=1).replica_id in "ab"
+    busy = view("a", 84, running_requests=1, waiting_requests=2)
+    assert all(pick([busy, view("b", 80)], seed=seed).replica_id == "b" for seed in range(10))
+
+
+def test_exact_ties_are_drawn_by_lot_and_repeatable():
+    views = [view(name) for name in "abcd"]
+    drawn = [pick(views, seed=seed).replica_id for seed in range(50)]
+    assert set(drawn) == set("abcd")
+    assert drawn == [pick(views, seed=seed).replica_id for seed in range(50)]
+
+
+def test_a_burst_between_two_snapshots_spreads():
+    ledger, views = InflightLedger(), [view(name, 100) for name in "abcd"]
+    for number in range(16):
+        choice = pick(views, ledger, now_s=100.0 + number / 1000)
+        ledger.reserve(choice.replica_id, str(number), demand_tokens(HINT, T), 100.0 + number / 1000)
+    assert [ledger.count(name) for name in "abcd"] == [4, 4, 4, 4]
+
+
+def test_a_request_in_the_snapshot_is_not_charged_twice():
+    """20 blocks used and 20 promised by our request, sent before the snapshot: room is what is free."""
+    ledger = InflightLedger()
+    ledger.reserve("a", "1", 320, 90.0)
+    shown = score(view("a", 80, running_requests=1), ledger, 320, 99.0, T)
+    assert (shown.room_blocks, shown.in_flight) == (80, 1)
+    unseen = score(view("a", 100), ledger, 320, 80.0, T)
+    assert (unseen.room_blocks, unseen.in_flight) == (80, 1)
+
+
+def test_requests_of_other_routers_promise_typical_growth():
+    others = score(view("a", 90, running_requests=1), InflightLedger(), 320, 99.0, T)
+    assert others.room_blocks == 90 - (T.typical_demand_tokens / 16 - 10)
+
+
+def test_a_closed_or_draining_replica_is_avoided():
+    assert pick([view("a", 90, level=Level.CLOSED), view("b", 30)]).replica_id == "b"
+    assert pick([view("a", 90, draining=True), view("b", 1)]).replica_id == "b"
+
+
+def test_when_nothing_fits_the_one_that_lacks_least_is_chosen():
+    choice = pick([view("a", 3), view("b", 9)])
+    assert (choice.replica_id, choice.reason) == ("b", Reason.LEAST_BAD)
+
+
+def test_a_replica_without_telemetry_is_tried_before_a_full_one():
+    choice = pick([view("a", 3), view("b", 99, age_s=60.0)])
+    assert (choice.replica_id, choice.reason) == ("b", Reason.UNKNOWN)
+
+
+@pytest.mark.parametrize("view_age_s", [60.0, float("inf")])
+def test_stale_telemetry_falls_back_to_own_counters(view_age_s):
+    ledger = InflightLedger()
+    ledger.reserve("a", "1", 320, 99.0)
+    choice = pick([view("a", 99), view("b", 10)], ledger, view_age_s=view_age_s)
+    assert (choice.replica_id, choice.reason) == ("b", Reason.POWER_OF_TWO)
+
+
+def test_an_engine_that_never_stepped_takes_its_first_request():
+    choice = pick([ReplicaView("a", 0.1, Level.OPEN, draining=False, snapshot=Snapshot())])
+    assert (choice.replica_id, choice.reason) == ("a", Reason.ROOM)
+
+
+def test_no_candidates_is_the_callers_mistake():
+    with pytest.raises(ValueError, match="no candidates"):
+        pick([], candidates=[])
+
+
+def test_power_of_two_prefers_fewer_in_flight_and_spreads():
+    ledger, rng = InflightLedger(), random.Random(1)
+    for number in range(400):
+        ledger.reserve(power_of_two("abcd", ledger, rng), str(number), 1, 0.0)
+    counts = [ledger.count(name) for name in "abcd"]
+    assert max(counts) - min(counts) <= 4
+
+
+numbers = st.integers(-5, 200)
+snapshots = st.builds(
+    Snapshot, block_size_tokens=st.integers(-1, 64), capacity_blocks=numbers, free_blocks=numbers,
+    reserved_blocks=numbers, headroom_target_blocks=numbers, allocated_blocks=numbers, reclaimable_blocks=numbers,
+    running_requests=numbers, waiting_requests=numbers,
+)  # fmt: skip
+views_strategy = st.dictionaries(
+    st.sampled_from("abcdefgh"),
+    st.tuples(st.floats(0, 10), st.sampled_from(list(Level)), st.booleans(), snapshots),
+    max_size=8,
+).map(lambda rows: {key: ReplicaView(key, *row) for key, row in rows.items()})
+hints = st.builds(RouteHint, numbers, numbers, st.none() | numbers)
+
+
+@given(
+    views_strategy, st.sets(st.sampled_from("abcdefgh"), min_size=1), hints, st.floats(0, 10), st.integers(0, 9),
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 999), st.floats(90, 100)), max_size=20),
+)  # fmt: skip
+def test_any_state_gives_a_candidate_and_never_a_full_one_while_another_fits(views, ids, hint, age_s, seed, sent):
+    ledger = InflightLedger()
+    for number, (replica, tokens, at_s) in enumerate(sent):
+        ledger.reserve(replica, str(number), tokens, at_s)
+    candidates = sorted(ids)
+    choice = choose(candidates, views, age_s, ledger, hint, T, 100.0, random.Random(seed))
+    assert choice.replica_id in ids
+    fitting = set()
+    for name in candidates:
+        shown = views.get(name)
+        if shown is None or shown.draining:
+            continue
+        busy = shown.snapshot.running_requests + shown.snapshot.waiting_requests > 0
+        if shown.age_s + age_s > (T.stale_busy_s if busy else T.stale_idle_s):
+            continue
+        if score(shown, ledger, demand_tokens(hint, T), 100.0 - shown.age_s - age_s, T).fits:
+            fitting.add(name)
+    if fitting:
+        assert choice.replica_id in fitting
+
+
+def test_the_ledger_keeps_its_two_sides_in_step():
+    ledger, rng = InflightLedger(), random.Random(3)
+    model = {}
+    for step in range(2000):
+        request, replica = str(rng.randint(0, 30)), rng.choice("abc")
+        match rng.randint(0, 3):
+            case 0:
+                ledger.reserve(replica, request, 10, step)
+                model[request] = (replica, step, False)
+            case 1:
+                ledger.confirm(request)
+                if request in model:
+                    model[request] = (*model[request][:2], True)
+            case 2:
+                ledger.complete(request)
+                model.pop(request, None)
+            case 3:
+                ledger.sweep(step)
+                model = {k: v for k, v in model.items() if v[2] or step - v[1] <= UNCONFIRMED_S}
+        for name in "abc":
+            held = [v for v in model.values() if v[0] == name]
+            assert (ledger.count(name), ledger.tokens(name)) == (len(held), 10 * len(held))
+
+
+@pytest.mark.parametrize("wrong", [{"confidence": 2}, {"stale_busy_s": 0}, {"expected_output_tokens": -1}, {"zz": 1}])
+def test_tunables_are_checked_and_named(wrong):
+    (key,) = wrong
+    with pytest.raises(ConfigError, match=f"router.{key}"):
+        RoutingTunables.from_mapping(wrong)
+
+
+def test_tunables_survive_a_round_trip():
+    changed = replace(T, confidence=0.25)
+    assert RoutingTunables.from_mapping({"confidence": 0.25}) == changed

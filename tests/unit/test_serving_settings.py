@@ -1,0 +1,241 @@
+"""Settings of a deployment, the deploy files, and what is refused before a request costs anything."""
+
+import asyncio
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vtoken.core.config import VTokenConfig
+from vtoken.core.errors import ConfigError
+from vtoken.core.pressure import PressureThresholds
+from vtoken.core.replies import ErrorReply
+from vtoken.core.routing import RouteHint
+from vtoken.core.telemetry import Snapshot
+from vtoken.serving.limits import BYTES_PER_TOKEN, check_request, hint_for, parse_body, read_body
+from vtoken.serving.replica import HeartbeatTimer
+from vtoken.serving.settings import ENGINE_KEYS, DeploymentSettings, HeartbeatSettings
+from vtoken.serving.status import COLUMNS, render
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY_FILES = sorted((ROOT / "deploy" / "serve").glob("*.yaml"))
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text("{}")
+    return str(tmp_path / "small")
+
+
+def test_the_least_that_works(model):
+    settings = DeploymentSettings.from_args({"model": model})
+    assert (settings.model, settings.served_model_name) == (model, "small")
+    assert settings.vtoken == VTokenConfig()
+
+
+def test_a_hub_name_is_left_as_it_is():
+    assert DeploymentSettings.from_args({"model": "org/name"}).served_model_name == "name"
+
+
+@pytest.mark.parametrize(
+    ("args", "key"),
+    [
+        ({}, "model"),
+        ({"model": "./missing"}, "model"),
+        ({"model": 7}, "model"),
+        ({"modle": "x"}, "modle"),
+        ({"served_model_name": ""}, "served_model_name"),
+        ({"engine": {"max_model_length": 5}}, "engine.max_model_length"),
+        ({"engine": {"block_size": "16"}}, "engine.block_size"),
+        ({"engine": {"block_size": True}}, "engine.block_size"),
+        ({"engine": {"max_num_seqs": -1}}, "engine.max_num_seqs"),
+        ({"engine": {"worker_cls": "mine"}}, "engine.worker_cls"),
+        ({"engine": []}, "engine"),
+        ({"vtoken": {"variant": "best"}}, "vtoken.variant"),
+        ({"vtoken": {"policy": {"budget": 1}}}, "vtoken.policy.budget"),
+        ({"replicas": {"count": 0}}, "replicas.count"),
+        ({"replicas": {"num_cpus": "1"}}, "replicas.num_cpus"),
+        ({"replicas": {"env": {"OMP_NUM_THREADS": 1}}}, "replicas.env.OMP_NUM_THREADS"),
+        ({"replicas": 2}, "replicas"),
+        ({"router": {"confidence": 1.5}}, "router.confidence"),
+        ({"pressure": {"close_below": 0.9}}, "pressure.close_below"),
+        ({"heartbeat": {"idle_s": 0.05, "busy_s": 0.1}}, "heartbeat.idle_s"),
+        ({"limits": {"max_body_bytes": 1}}, "limits.max_body_bytes"),
+        ({"engine_service": "nowhere"}, "engine_service"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_name(model, args, key):
+    complete = args if not args or "model" in args else {"model": model, **args}
+    with pytest.raises(ConfigError) as caught:
+        DeploymentSettings.from_args(complete)
+    assert str(caught.value).startswith(key), str(caught.value)
+    assert "allowed is" in str(caught.value)
+
+
+def test_arguments_that_are_no_mapping_are_refused():
+    with pytest.raises(ConfigError, match="args"):
+        DeploymentSettings.from_args([])
+
+
+@pytest.mark.parametrize("path", DEPLOY_FILES, ids=lambda path: path.name)
+def test_every_deploy_file_is_valid(path, model):
+    from ray.serve.schema import ServeDeploySchema
+
+    config = yaml.safe_load(path.read_text())
+    ServeDeploySchema.model_validate(config)
+    (application,) = config["applications"]
+    assert application["import_path"] == "serve_app:build_app"
+    settings = DeploymentSettings.from_args({**application["args"], "model": model})
+    assert settings.replicas.max_ongoing_requests >= settings.engine["max_num_seqs"]
+
+
+def test_there_are_deploy_files():
+    assert {path.name for path in DEPLOY_FILES} >= {"demo-cpu.yaml", "one-gpu.yaml"}
+
+
+def test_engine_keys_exist_in_the_engine():
+    engine_args = pytest.importorskip("vllm.engine.arg_utils").AsyncEngineArgs
+    assert set(ENGINE_KEYS) <= set(engine_args.__dataclass_fields__)
+
+
+# ---- Bodies -------------------------------------------------------------------------------------
+
+
+def read(chunks, declared=None, max_bytes=1000):
+    pulled = []
+
+    async def stream():
+        for chunk in chunks:
+            pulled.append(len(chunk))
+            yield chunk
+
+    return asyncio.run(read_body(stream(), declared, max_bytes)), sum(pulled)
+
+
+def test_a_body_up_to_the_limit_is_read_whole():
+    assert read([b"a" * 400, b"b" * 600]) == (b"a" * 400 + b"b" * 600, 1000)
+
+
+@pytest.mark.parametrize("declared", ["5000", None, "12", "junk"])
+def test_a_longer_body_is_refused_and_drained(declared):
+    reply, pulled = read([b"a" * 500] * 10, declared)
+    assert (reply.status, pulled) == (413, 5000)
+
+
+def test_an_absurd_body_is_not_read():
+    reply, pulled = read([b"a" * 500] * 10, "100000000")
+    assert (reply.status, pulled) == (413, 0)
+    reply, pulled = read([b"a" * 10_000] * 100)
+    assert (reply.status, pulled) == (413, 40_000)
+
+
+@pytest.mark.parametrize(
+    ("raw", "content_type", "status"),
+    [
+        (b"{nope", None, 400),
+        (b"", None, 400),
+        (b"[]", None, 400),
+        (b"null", None, 400),
+        (b'{"a": NaN}', None, 400),
+        (b"\xff", None, 400),
+        (b"[" * 100_000, None, 400),
+        (b"{}", "text/plain", 415),
+        (b"{}", "application/x-www-form-urlencoded", 415),
+    ],
+)
+def test_what_is_no_json_object_is_refused(raw, content_type, status):
+    assert parse_body(raw, content_type).status == status
+
+
+@pytest.mark.parametrize("content_type", [None, "application/json", "Application/JSON; charset=utf-8", "a/b+json"])
+def test_json_is_parsed_whatever_it_is_called(content_type):
+    assert parse_body(b'{"a": 1}', content_type) == {"a": 1}
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status", "param"),
+    [
+        ("chat", {}, 400, "model"),
+        ("chat", {"model": ["m"]}, 400, "model"),
+        ("chat", {"model": "other", "messages": MESSAGES}, 404, "model"),
+        ("chat", {"model": "m\0", "messages": MESSAGES}, 404, "model"),
+        ("chat", {"model": "m"}, 400, "messages"),
+        ("chat", {"model": "m", "messages": []}, 400, "messages"),
+        ("chat", {"model": "m", "messages": "hi"}, 400, "messages"),
+        ("completion", {"model": "m", "prompt": ""}, 400, "prompt"),
+        ("completion", {"model": "m"}, 400, "prompt"),
+        ("chat", {"model": "m", "messages": MESSAGES, "max_tokens": -1}, 400, "max_tokens"),
+        ("chat", {"model": "m", "messages": MESSAGES, "max_tokens": 1.5}, 400, "max_tokens"),
+        ("chat", {"model": "m", "messages": MESSAGES, "max_completion_tokens": 0}, 400, "max_completion_tokens"),
+        ("chat", {"model": "m", "messages": MESSAGES, "stream": "yes"}, 400, "stream"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_it_is_routed(kind, body, status, param):
+    reply = check_request(kind, body, "m")
+    assert (reply.status, reply.param) == (status, param)
+    assert set(reply.body["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_good_request_passes():
+    assert check_request("chat", {"model": "m", "messages": MESSAGES, "max_tokens": 5, "stream": None}, "m") is None
+
+
+def test_an_error_object_can_be_encoded_whatever_the_caller_sent():
+    reply = ErrorReply(400, "bad \ud800", "vtoken.\ud800")
+    assert json.dumps(reply.body, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ({"messages": [{"role": "u", "content": "x" * 39}]}, RouteHint(11, 0, 64)),
+        ({"messages": "x" * 40, "max_tokens": 7}, RouteHint(11, 7, 64)),
+        ({"messages": "x" * 40, "max_tokens": 7, "max_completion_tokens": 9}, RouteHint(11, 9, 64)),
+        ({"messages": None, "vtoken": {"budget_tokens": 32}}, RouteHint(1, 0, 32)),
+        ({"messages": None, "vtoken": {"policy": "none"}}, RouteHint(1, 0, None)),
+        ({"messages": {"a": [[[[[[[[[[[["x"]]]]]]]]]]]]}, "vtoken": 7, "max_tokens": -7}, RouteHint(1, 0, 64)),
+    ],
+)
+def test_the_hint_is_an_estimate_and_never_an_error(body, hint):
+    assert BYTES_PER_TOKEN == 4
+    assert hint_for("chat", body, 64) == hint
+
+
+# ---- Heartbeats and status ----------------------------------------------------------------------
+
+
+def shot(free=80, running=0):
+    return Snapshot(block_size_tokens=16, capacity_blocks=100, free_blocks=free, running_requests=running)
+
+
+def test_heartbeats_are_slow_when_idle_fast_when_busy_and_at_once_on_a_change():
+    timer = HeartbeatTimer(HeartbeatSettings(busy_s=0.1, idle_s=1.0), PressureThresholds())
+    assert timer.due(shot(), 0.0)
+    assert not timer.due(shot(), 0.9)
+    assert timer.due(shot(), 1.0)
+    assert timer.due(shot(running=1), 1.01)  # became busy
+    assert not timer.due(shot(running=2), 1.05)
+    assert timer.due(shot(running=2), 1.12)
+    assert timer.due(shot(free=1, running=2), 1.13)  # level changed
+    assert timer.due(shot(free=1), 1.14)  # became idle
+    assert not timer.due(shot(free=1), 1.5)
+
+
+def test_the_status_table_shows_every_replica_and_names_only_known_fields():
+    assert {key for _, key, _ in COLUMNS} <= {*asdict(Snapshot()), "waste_ratio"}
+    replica = {"replica_id": "abc", "age_s": 0.2, "level": "closed", "draining": False, **shot().to_mapping()}
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render({"replicas": [replica], "wanted_replicas": 2, "heartbeats_rejected_total": {"impossible": 3}}))
+    text = console.export_text()
+    assert "abc" in text
+    assert "1 of 2 replicas" in text
+    assert "impossible" in text

@@ -1,0 +1,112 @@
+"""`vtoken status`: the fleet as a live table, from `/v1/vtoken/fleet`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from vtoken.core.errors import VTokenError
+
+LEVEL_STYLE = {"open": "green", "throttled": "yellow", "closed": "red"}
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("F", "waste_ratio", "{:.3f}"),
+    ("live tokens", "live_tokens", "{}"),
+    ("free", "free_blocks", "{}"),
+    ("reserved", "reserved_blocks", "{}"),
+    ("private", "private_blocks", "{}"),
+    ("shared", "shared_blocks", "{}"),
+    ("reclaimable", "reclaimable_blocks", "{}"),
+    ("released", "blocks_released_total", "{}"),
+    ("moved", "moves_total", "{}"),
+    ("running", "running_requests", "{}"),
+    ("waiting", "waiting_requests", "{}"),
+    ("preempted", "preemptions_total", "{}"),
+)
+"""Heading, key in the fleet's JSON, format."""
+
+
+class StatusError(VTokenError):
+    """The fleet cannot be asked; the message says where and why."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument("--address", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks")
+    parser.add_argument("--once", action="store_true", help="print one table and end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the table until Ctrl-C, or once.
+
+    Raises:
+        StatusError: the server does not answer at the first look.
+    """
+    console = Console()
+    with httpx.Client(base_url=arguments.address, timeout=5.0) as client:
+        first = render(fetch(client))
+        if arguments.once:
+            console.print(first)
+            return 0
+        with Live(first, console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(max(0.1, arguments.interval))
+                live.update(_next(client), refresh=True)
+
+
+def fetch(client: httpx.Client) -> dict[str, Any]:
+    """The fleet's JSON.
+
+    Raises:
+        StatusError: no answer, or not a fleet's.
+    """
+    try:
+        response = client.get("/v1/vtoken/fleet")
+        body = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise StatusError(f"no fleet at {client.base_url}: {error}. Name the server with --address.") from None
+    if not isinstance(body, dict) or not isinstance(body.get("replicas"), list):
+        raise StatusError(
+            f"{client.base_url} answered {response.status_code} {str(body)[:200]}; is it a vToken server?"
+        )
+    return body
+
+
+def _next(client: httpx.Client) -> RenderableType:
+    try:
+        return render(fetch(client))
+    except StatusError as error:
+        return Text(str(error), style="red")
+
+
+def render(fleet: Mapping[str, Any]) -> RenderableType:
+    """The table of a fleet, and a line about what the controller rejected."""
+    replicas = fleet["replicas"]
+    table = Table(title=f"{len(replicas)} of {fleet.get('wanted_replicas', '?')} replicas")
+    for heading in ("replica", "level", "age"):
+        table.add_column(heading)
+    for heading, _, _ in COLUMNS:
+        table.add_column(heading, justify="right")
+    for replica in replicas:
+        table.add_row(*_row(replica))
+    rejected = {key: count for key, count in fleet.get("heartbeats_rejected_total", {}).items() if count}
+    return Group(table, Text(f"heartbeats rejected: {rejected}", style="yellow")) if rejected else table
+
+
+def _row(replica: Mapping[str, Any]) -> list[RenderableType]:
+    level = "draining" if replica.get("draining") else str(replica.get("level", "?"))
+    head: list[RenderableType] = [
+        str(replica.get("replica_id", "?")),
+        Text(level, style=LEVEL_STYLE.get(level, "")),
+        f"{float(replica.get('age_s', 0.0)):.1f} s",
+    ]
+    return head + [form.format(replica.get(key, 0)) for _, key, form in COLUMNS]
