@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from vtoken.device.errors import BadSlots
 from vtoken.device.simd import LANES
-from vtoken.device.strict_kernel import TASK_COLUMNS, TILE_ROWS
+from vtoken.device.strict_kernel import TASK_COLUMNS, TASK_QUERIES, TASK_VISIBLE, TILE_ROWS
 
 Array = npt.NDArray[np.int64]
 
@@ -38,6 +38,7 @@ class Plan:
         entry_lane, entry_rank: [n] lane (slot % 16) and logical rank within the row.
         longest: live slots of the longest row.
         rows_per_tile: most query tokens in a tile.
+        pairs: (query token, live slot) pairs over all tiles, the measure of work.
         last_slot, last_token: largest slot; one past the largest query token.
     """
 
@@ -51,6 +52,7 @@ class Plan:
     entry_rank: Array
     longest: int
     rows_per_tile: int
+    pairs: int
     last_slot: int
     last_token: int
 
@@ -76,9 +78,10 @@ def make_plan(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[An
     unit = slots[order] // LANES
     begins = _changes(row_of_entry, unit)
     visit_first = np.append(begins, len(slots))
+    tasks = _tiles(starts, queries, np.searchsorted(begins, starts), max(1, TILE_ROWS // group))
     return Plan(
         slots=slots,
-        tasks=_tiles(starts, queries, np.searchsorted(begins, starts), max(1, TILE_ROWS // group)),
+        tasks=tasks,
         visit_first=visit_first,
         visit_unit=unit[begins],
         visit_rank=np.minimum.reduceat(rank, begins) if len(begins) else begins,
@@ -87,6 +90,7 @@ def make_plan(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[An
         entry_rank=rank,
         longest=int(np.diff(starts).max(initial=0)),
         rows_per_tile=max(1, min(TILE_ROWS // group, int(np.diff(queries).max(initial=0)))),
+        pairs=int((tasks[:, TASK_QUERIES] * tasks[:, TASK_VISIBLE]).sum()),
         last_slot=int(slots.max(initial=-1)),
         last_token=int(queries.max(initial=0)),
     )

@@ -150,7 +150,8 @@ def _run(
     out: torch.Tensor,
     soft_cap: float,
 ) -> None:
-    threads = strict_team.threads_for(len(plan.tasks) * geometry.kv_heads)
+    products = 2 * plan.pairs * group * geometry.kv_heads * geometry.head_dim
+    threads = strict_team.threads_for(len(plan.tasks) * geometry.kv_heads, products)
     per_thread = scratch_floats(plan.rows_per_tile * group, geometry.head_dim, plan.longest)
     per_thread = -(-per_thread // LANES) * LANES
     counters = np.zeros(2, np.int64)

@@ -39,6 +39,9 @@ _NUMBERS = (
 # One call's arguments as C sees them: addresses and counts are int64, everything in elements.
 CALL = np.dtype([(n, np.int64) for n in _ADDRESSES + _NUMBERS] + [("scale", np.float32), ("cap", np.float32)])
 
+# Waking a thread costs some microseconds, which is about this many multiplications.
+PRODUCTS_PER_THREAD = 100_000
+
 _DRAWN_THREADS, _DRAWN_ITEMS = 0, 1  # places in the array of counters
 
 
@@ -106,9 +109,13 @@ def _gomp_parallel() -> Callable[..., Any] | None:
     return entry
 
 
-def threads_for(items: int) -> int:
-    """Threads to use now: torch's setting, at most one per item, one where OpenMP cannot be reached."""
-    return max(1, min(torch.get_num_threads(), items)) if _gomp_parallel() else 1
+def threads_for(items: int, products: int) -> int:
+    """Threads to use now: torch's setting, but no more than the items, nor than the multiplications are worth.
+
+    One where OpenMP cannot be reached.
+    """
+    worth = 1 + products // PRODUCTS_PER_THREAD
+    return max(1, min(torch.get_num_threads(), items, worth)) if _gomp_parallel() else 1
 
 
 def run(dtype: torch.dtype, call: np.ndarray[Any, Any], threads: int) -> None:
