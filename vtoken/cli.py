@@ -31,7 +31,10 @@ class Command:
     module: str
 
 
-COMMANDS = (Command("prepare-model", "make a model directory ready to serve", "vtoken.models.command"),)
+COMMANDS = (
+    Command("prepare-model", "make a model directory ready to serve", "vtoken.models.command"),
+    Command("status", "show a running fleet as a live table", "vtoken.serving.status"),
+)
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:

@@ -131,6 +131,16 @@ def test_an_engine_that_never_stepped_takes_its_first_request():
     assert (choice.replica_id, choice.reason) == ("a", Reason.ROOM)
 
 
+def test_a_replica_that_never_stepped_is_not_starved_by_one_that_did():
+    """It reports no capacity; taken literally it had no room, got no request and so never stepped."""
+    never = ReplicaView("a", 0.1, Level.OPEN, draining=False, snapshot=Snapshot())
+    ledger, chosen = InflightLedger(), []
+    for number in range(6):
+        chosen.append(pick([never, view("b", 98)], ledger, now_s=100.0 + number).replica_id)
+        ledger.reserve(chosen[-1], str(number), 320, 100.0 + number)
+    assert sorted(chosen) == list("aaabbb")
+
+
 def test_no_candidates_is_the_callers_mistake():
     with pytest.raises(ValueError, match="no candidates"):
         pick([], candidates=[])
@@ -172,7 +182,7 @@ def test_any_state_gives_a_candidate_and_never_a_full_one_while_another_fits(vie
     fitting = set()
     for name in candidates:
         shown = views.get(name)
-        if shown is None or shown.draining:
+        if shown is None or shown.draining or shown.snapshot.capacity_blocks <= 0:
             continue
         busy = shown.snapshot.running_requests + shown.snapshot.waiting_requests > 0
         if shown.age_s + age_s > (T.stale_busy_s if busy else T.stale_idle_s):
@@ -180,7 +190,8 @@ def test_any_state_gives_a_candidate_and_never_a_full_one_while_another_fits(vie
         if score(shown, ledger, demand_tokens(hint, T), 100.0 - shown.age_s - age_s, T).fits:
             fitting.add(name)
     if fitting:
-        assert choice.replica_id in fitting
+        stepped = views[choice.replica_id].snapshot.capacity_blocks > 0
+        assert choice.replica_id in fitting or not stepped
 
 
 def test_the_ledger_keeps_its_two_sides_in_step():

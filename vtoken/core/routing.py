@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
 from vtoken.core.pressure import Level, room_blocks
+from vtoken.core.telemetry import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +239,8 @@ def score(view: ReplicaView, ledger: InflightLedger, tokens: int, taken_s: float
     room = room_blocks(shot, tunables.confidence) - promised_blocks
     return Scored(
         replica_id=view.replica_id,
-        room_blocks=room if shot.capacity_blocks > 0 else 0.0,
-        demand_blocks=-(-tokens // size) if shot.capacity_blocks > 0 else 0,
+        room_blocks=room,
+        demand_blocks=-(-tokens // size),
         in_flight=ours + others,
         closed=view.level is Level.CLOSED,
         capacity_blocks=shot.capacity_blocks,
@@ -274,14 +275,15 @@ def choose(
     if not candidates:
         raise ValueError("no candidates to choose from")
     tokens = demand_tokens(hint, tunables)
-    fresh: list[Scored] = []
+    shown: list[ReplicaView] = []
     unknown: list[str] = []
     for replica_id in candidates:
         view = views.get(replica_id)
         if view is None or not is_fresh(view, view_age_s, tunables):
             unknown.append(replica_id)
         elif not view.draining:
-            fresh.append(score(view, ledger, tokens, now_s - view.age_s - view_age_s, tunables))
+            shown.append(view)
+    fresh = [score(view, ledger, tokens, now_s - view.age_s - view_age_s, tunables) for view in _with_capacity(shown)]
     if not fresh:
         pool = unknown or list(candidates)
         return Choice(power_of_two(pool, ledger, rng), Reason.POWER_OF_TWO)
@@ -293,6 +295,26 @@ def choose(
         return Choice(power_of_two(unknown, ledger, rng), Reason.UNKNOWN)
     least_bad = _best([s for s in fresh if not s.closed] or fresh, tunables, rng)
     return Choice(least_bad.replica_id, Reason.LEAST_BAD, least_bad.room_blocks)
+
+
+UNKNOWN_FLEET = Snapshot(block_size_tokens=16, capacity_blocks=1 << 20, free_blocks=1 << 20)
+"""Stands for every replica while none has stepped yet."""
+
+
+def _with_capacity(views: Sequence[ReplicaView]) -> list[ReplicaView]:
+    """Views in which a replica that has not stepped yet (capacity 0) counts as an empty one of its peers' size.
+
+    Taken literally it would have no room, get no request, and so never step.
+    """
+    peer = max((v.snapshot for v in views), key=lambda shot: shot.capacity_blocks, default=UNKNOWN_FLEET)
+    if peer.capacity_blocks <= 0:
+        peer = UNKNOWN_FLEET
+    empty = Snapshot(
+        block_size_tokens=peer.block_size_tokens,
+        capacity_blocks=peer.capacity_blocks,
+        free_blocks=peer.capacity_blocks,
+    )
+    return [v if v.snapshot.capacity_blocks > 0 else replace(v, snapshot=empty) for v in views]
 
 
 def _best(scored: Sequence[Scored], tunables: RoutingTunables, rng: random.Random) -> Scored:

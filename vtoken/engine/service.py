@@ -16,7 +16,7 @@ import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -110,8 +110,13 @@ class EngineService:
         return cards  # type: ignore[no-any-return]
 
     def snapshot(self) -> Snapshot:
-        """The engine's last report; all zero before its first step."""
-        return self._stats[0].snapshot() if self._stats else Snapshot()
+        """The engine's last report; before its first step, an empty pool of the size that it announced."""
+        last = self._stats[0].snapshot() if self._stats else Snapshot()
+        if last.capacity_blocks:
+            return last
+        cache = self._engine.vllm_config.cache_config
+        usable = max(0, (cache.num_gpu_blocks or 0) - 1)  # less vLLM's null block
+        return replace(last, block_size_tokens=cache.block_size, capacity_blocks=usable, free_blocks=usable)
 
     async def check_health(self) -> None:
         """Fails when the engine loop is dead; a busy engine is healthy.
@@ -140,10 +145,7 @@ class EngineService:
     async def _create(self, create: Callable[..., Any], request: Any, engine_id: str) -> Result:
         try:
             result = await create(request)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # vLLM's unary path turns a cancellation into an error response; the caller wants to be cancelled.
-                raise asyncio.CancelledError
+            _raise_if_cancelled()
             if isinstance(result, ErrorResponse):
                 return _engine_reply(result)
             if not hasattr(result, "__anext__"):
@@ -217,6 +219,13 @@ async def _openai_state(engine: AsyncLLM, model: str, served_name: str) -> State
     state = State()
     await init_app_state(engine, state, arguments, await engine.get_supported_tasks())
     return state
+
+
+def _raise_if_cancelled() -> None:
+    """Undo what vLLM's unary path does: it turns a cancellation into an error response."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _engine_reply(response: ErrorResponse) -> ErrorReply:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from vtoken.core.routing import RoutingTunables
 from vtoken.serving.ingress import Ingress
 from vtoken.serving.replica import EngineReplica
 from vtoken.serving.settings import DeploymentSettings
@@ -22,12 +21,11 @@ ROUTER_CLASS = "vtoken.serving.router:RoomRouter"
 def build_application(settings: DeploymentSettings) -> Application:
     """The application graph; starts nothing.
 
-    The router's settings travel as `user_config` of the ingress and are left out of what the deployments are
-    constructed with: so changing only them in a config file restarts no process.
+    The router's settings travel as `user_config` of the ingress: what a config file says there, under
+    `deployments`, is adopted by living routers. A change of `args` restarts every process.
     """
-    constructed = replace(settings, router=RoutingTunables())
-    engine = _engine_deployment(settings).bind(constructed)
-    return _ingress_deployment(settings).bind(engine, constructed)
+    engine = _engine_deployment(settings).bind(settings)
+    return _ingress_deployment(settings).bind(engine, settings)
 
 
 def _engine_deployment(settings: DeploymentSettings) -> Any:

@@ -110,6 +110,7 @@ class LocalFleet:
         self._check_port()
         try:
             self._start_ray()
+            self._start_serve()
             self._deploy()
             self._await_ready()
         except BaseException:
@@ -131,10 +132,11 @@ class LocalFleet:
         try:
             if ray.is_initialized():
                 self._progress("stopping the fleet")
-                # Serve's controller ends in the middle of its own last call, which Ray reports as a failure.
-                with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
-                    serve.shutdown()
-                ray.shutdown()
+                # Serve's controller ends in the middle of its own last call, which Ray prints as a failure.
+                with contextlib.redirect_stdout(io.StringIO()):
+                    with contextlib.suppress(Exception):
+                        serve.shutdown()
+                    ray.shutdown()
         finally:
             self._end_processes()
             self._restore_environment()
@@ -170,9 +172,11 @@ class LocalFleet:
             _temp_dir=str(self._own_dir or self._ray_dir),
         )
 
-    def _deploy(self) -> None:
+    def _start_serve(self) -> None:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
+
+    def _deploy(self) -> None:
         target = serve.RunTarget(target=build_application(self._settings), name=APP_NAME, route_prefix="/")
         serve.run_many([target], wait_for_applications_running=False)
 

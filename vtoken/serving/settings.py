@@ -207,7 +207,7 @@ class DeploymentSettings:
         engine: engine arguments, see ENGINE_KEYS.
         vtoken: how memory is reclaimed.
         replicas, heartbeat, limits, pressure: see the classes.
-        router: of the routers; changing only these (in the config file) restarts nothing.
+        router: of the routers at start; `deployments: [{name: ingress, user_config: {router: ...}}]` changes them live.
         engine_service: `module:Class` that runs the engine; serving knows it by this name only.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -33,6 +33,10 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 """Heading, key in the fleet's JSON, format."""
 
+NARROW = frozenset({"F", "free", "reserved", "released", "running", "waiting"})
+WIDE_AT = 130
+"""Below this many characters a terminal gets the NARROW columns only; what is no terminal gets all of them."""
+
 
 class StatusError(VTokenError):
     """The fleet cannot be asked; the message says where and why."""
@@ -52,15 +56,18 @@ def run(arguments: argparse.Namespace) -> int:
         StatusError: the server does not answer at the first look.
     """
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE_AT)
+    wide = console.width >= WIDE_AT
     with httpx.Client(base_url=arguments.address, timeout=5.0) as client:
-        first = render(fetch(client))
+        first = render(fetch(client), wide)
         if arguments.once:
             console.print(first)
             return 0
         with Live(first, console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(max(0.1, arguments.interval))
-                live.update(_next(client), refresh=True)
+                live.update(_next(client, wide), refresh=True)
 
 
 def fetch(client: httpx.Client) -> dict[str, Any]:
@@ -81,32 +88,33 @@ def fetch(client: httpx.Client) -> dict[str, Any]:
     return body
 
 
-def _next(client: httpx.Client) -> RenderableType:
+def _next(client: httpx.Client, wide: bool) -> RenderableType:
     try:
-        return render(fetch(client))
+        return render(fetch(client), wide)
     except StatusError as error:
         return Text(str(error), style="red")
 
 
-def render(fleet: Mapping[str, Any]) -> RenderableType:
+def render(fleet: Mapping[str, Any], wide: bool = True) -> RenderableType:
     """The table of a fleet, and a line about what the controller rejected."""
     replicas = fleet["replicas"]
     table = Table(title=f"{len(replicas)} of {fleet.get('wanted_replicas', '?')} replicas")
     for heading in ("replica", "level", "age"):
         table.add_column(heading)
-    for heading, _, _ in COLUMNS:
+    columns = [column for column in COLUMNS if wide or column[0] in NARROW]
+    for heading, _, _ in columns:
         table.add_column(heading, justify="right")
     for replica in replicas:
-        table.add_row(*_row(replica))
+        table.add_row(*_row(replica, columns))
     rejected = {key: count for key, count in fleet.get("heartbeats_rejected_total", {}).items() if count}
     return Group(table, Text(f"heartbeats rejected: {rejected}", style="yellow")) if rejected else table
 
 
-def _row(replica: Mapping[str, Any]) -> list[RenderableType]:
+def _row(replica: Mapping[str, Any], columns: Sequence[tuple[str, str, str]]) -> list[RenderableType]:
     level = "draining" if replica.get("draining") else str(replica.get("level", "?"))
     head: list[RenderableType] = [
         str(replica.get("replica_id", "?")),
         Text(level, style=LEVEL_STYLE.get(level, "")),
         f"{float(replica.get('age_s', 0.0)):.1f} s",
     ]
-    return head + [form.format(replica.get(key, 0)) for _, key, form in COLUMNS]
+    return head + [form.format(replica.get(key, 0)) for _, key, form in columns]

@@ -1,0 +1,159 @@
+"""A real fleet, through the door that clients use."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+
+MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]
+LONG = {"max_tokens": 900, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def client(fleet):
+    return OpenAI(base_url=fleet.url + "/v1", api_key="none", max_retries=0, timeout=120.0)
+
+
+@pytest.fixture(autouse=True)
+def quiet_before_and_after(fleet):
+    fleet.await_running(0)
+    yield
+    fleet.await_running(0)
+
+
+def ask(client, **more):
+    return client.chat.completions.create(model="smol", messages=MESSAGES, **{"max_tokens": 16, **more})
+
+
+def test_live_and_ready(fleet):
+    assert fleet.http.get("/health").json() == {"status": "ok"}
+    assert fleet.http.get("/ready").json() == {"ready": True, "fresh_replicas": 2, "wanted_replicas": 2}
+
+
+def test_models_are_listed_without_saying_where_they_lie(client):
+    (card,) = client.models.list().data
+    assert (card.id, card.root, card.max_model_len) == ("smol", "smol", 1024)
+
+
+def test_a_unary_answer_has_text_and_usage(client):
+    answer = ask(client)
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason in {"stop", "length"}
+    assert answer.usage.completion_tokens <= 16
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_says_the_same_as_a_unary_answer_and_ends_with_usage(client):
+    unary = ask(client, temperature=0.0)
+    chunks = list(ask(client, temperature=0.0, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == unary.choices[0].message.content
+    assert chunks[-1].usage == unary.usage or chunks[-1].usage.total_tokens == unary.usage.total_tokens
+
+
+def test_chunks_arrive_while_the_answer_is_made(client):
+    arrived_s = [time.monotonic() for chunk in ask(client, max_tokens=48, stream=True, extra_body={"ignore_eos": True})]
+    assert len(arrived_s) >= 40
+    assert arrived_s[-1] - arrived_s[0] > 0.1
+
+
+def test_completions_take_a_list_of_prompts(client):
+    answer = client.completions.create(model="smol", prompt=["Once upon a time", "The sea"], max_tokens=8)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+
+
+def test_a_request_id_comes_back_once(fleet):
+    mine = fleet.http.get("/health", headers={"x-request-id": "mine-1"})
+    assert mine.headers.get_list("x-request-id") == ["mine-1"]
+    assert fleet.http.get("/health").headers["x-request-id"]
+
+
+def test_errors_reach_the_official_client_as_its_own_types(client):
+    with pytest.raises(NotFoundError):
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    with pytest.raises(BadRequestError) as caught:
+        ask(client, extra_body={"vtoken": {"budget": 7}})
+    assert caught.value.param == "vtoken.budget"
+
+
+def test_both_replicas_work_and_telemetry_is_young(fleet, client):
+    seen, ages_s, done = {}, [], threading.Event()
+
+    def watch():
+        while not done.is_set():
+            for replica in fleet.replicas():
+                seen[replica["replica_id"]] = max(seen.get(replica["replica_id"], 0), replica["running_requests"])
+                if replica["running_requests"]:
+                    ages_s.append(replica["age_s"])
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            more = {"max_tokens": 64, "extra_body": {"ignore_eos": True}}
+            answers = list(pool.map(lambda _: ask(client, **more), range(6)))
+    finally:
+        done.set()
+        watcher.join()
+    assert all(answer.usage.completion_tokens == 64 for answer in answers)
+    assert len(seen) == 2
+    assert min(seen.values()) >= 2, f"one replica was spared: {seen}"
+    # Generous, because tests share two cores with the engines they measure.
+    assert sorted(ages_s)[len(ages_s) // 2] < 1.0
+
+
+def test_memory_comes_back_while_a_request_runs_and_all_of_it_when_it_ends(fleet, client):
+    before = fleet.total("blocks_released_total")
+    ask(client, max_tokens=400, extra_body={"ignore_eos": True})
+    fleet.await_running(0)
+    assert fleet.total("blocks_released_total") > before
+    assert fleet.total("move_check_failures_total") == 0
+    assert fleet.total("invalid_options_total") == 0
+    for replica in fleet.replicas():
+        if replica["capacity_blocks"]:
+            assert replica["free_blocks"] + replica["reserved_blocks"] == replica["capacity_blocks"]
+
+
+def test_a_request_may_choose_to_keep_everything(fleet, client):
+    before = fleet.total("tokens_evicted_total")
+    ask(client, max_tokens=200, extra_body={"ignore_eos": True, "vtoken": {"policy": "none"}})
+    fleet.await_running(0)
+    assert fleet.total("tokens_evicted_total") == before
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_client_that_leaves_stops_the_engine(fleet, path, stream):
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "The sea"}
+    body = json.dumps({"model": "smol", "stream": stream, **prompt, **LONG}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(fleet.url.rsplit(":", 1)[1]))) as connection:
+        connection.sendall(head.encode() + body)
+        fleet.await_running(1)
+        if stream:
+            assert b"200 OK" in connection.recv(4096)
+    fleet.await_running(0, timeout_s=2.0)
+
+
+def test_an_official_client_that_closes_its_stream_stops_the_engine(fleet, client):
+    stream = ask(client, stream=True, max_tokens=900, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    fleet.await_running(0, timeout_s=2.0)
+
+
+def test_status_prints_the_fleet(fleet):
+    command = [sys.executable, "-m", "vtoken.cli", "status", "--once", "--address", fleet.url]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "2 of 2 replicas" in shown.stdout
