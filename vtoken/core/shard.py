@@ -108,8 +108,11 @@ class Counters:
 class Shard:
     """Owner of the token tables, the eviction state and the plans in flight of one worker."""
 
-    def __init__(self, config: VTokenConfig, block_size: int) -> None:
+    def __init__(self, config: VTokenConfig, block_size: int, steps_ahead: int = 0) -> None:
+        """`steps_ahead`: steps that the scheduler may plan before it has this step's report (0 without
+        asynchronous scheduling). Rows keep the room that those steps were promised."""
         self.config = config
+        self.steps_ahead = steps_ahead
         self.block_size = block_size
         self.counters = Counters()
         self.rows: dict[str, Row] = {}
@@ -149,8 +152,9 @@ class Shard:
         plans: list[tuple[Row, Plan]] = []
         for row_step in self._step.rows:
             row = self.rows[row_step.request_id]
-            if self._forget(row) and row.in_flight is None:
-                plans += self._plan_in_stream(row, row_step.scheduled_tokens)
+            decoding = row_step.scheduled_tokens == 1  # so the steps planned ahead bring one token each, too
+            if decoding and self._forget(row) and row.in_flight is None:
+                plans += self._plan_in_stream(row, 1 + self.steps_ahead)
         return plans
 
     def grow(self) -> None:

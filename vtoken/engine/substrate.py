@@ -51,12 +51,11 @@ class Substrate:
         """`batch()` gives the request ids in the order in which the runner has arranged the step."""
         self.config = config
         self.batch = batch
-        self.shard = Shard(config, block_size)
+        self.shard = Shard(config, block_size)  # no step ahead: the matrix refuses asynchronous scheduling
         self.engine = engine
         self._flights: list[_Flight] = []
         self._steps = 0
         self._seconds = 0.0
-        self._moved_tokens = 0
         self._checks = self._failures = 0
         self._occupancy: dict[str, Any] = {}
         self._occupancy_at = float("-inf")
@@ -65,6 +64,7 @@ class Substrate:
     def bind_caches(self, caches: Mapping[str, torch.Tensor]) -> None:
         """Take the engine's K/V tensors, by layer name; once, at start-up."""
         self.engine.bind(caches)
+        self.engine.start()
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -79,8 +79,7 @@ class Substrate:
         cancelled = self.shard.accept(step, grant)
         for flight in self._flights:
             if any(flight.plan is plan for plan in cancelled):
-                self.engine.wait(flight.ticket)  # its destinations go back to the reserve: nothing may land there later
-                flight.row = None
+                self._stop(flight)
         self._flights = [flight for flight in self._flights if flight.row is not None]
         self._land()
         self._relocate_in_stream(self.shard.decide())
@@ -99,6 +98,12 @@ class Substrate:
     def report(self) -> Report | None:
         """The step's report, or None."""
         return self.shard.report()
+
+    def _stop(self, flight: _Flight) -> None:
+        """Its request is gone and its destinations go back to the reserve: nothing may land there later."""
+        flight.row = None
+        if not self.engine.cancel(flight.ticket):
+            flight.ticket.settled.wait()
 
     def _land(self) -> None:
         """Commit the plans whose copy is done; drop those whose copy failed."""
@@ -130,7 +135,6 @@ class Substrate:
             self._checks += 1
             self._failures += self.engine.verify(plan.src_slots, plan.dst_slots) > 0
         self.shard.commit(row, plan)
-        self._moved_tokens += len(plan.token_ids)
 
     # ---- what attention reads --------------------------------------------------------------------
 
@@ -149,12 +153,12 @@ class Substrate:
         now = time.monotonic()
         if self._quiet or now - self._occupancy_at >= OCCUPANCY_SECONDS:
             self._occupancy, self._occupancy_at = self.shard.occupancy(), now
-        copies = self.engine.counters
+        copies = self.engine.counters()
         return {
             **self._occupancy,
             **asdict(self.shard.counters),
             "steps_total": self._steps,
-            "moved_bytes_total": self._moved_tokens * self.engine.token_bytes,
+            "moved_bytes_total": copies.bytes,
             "copies_total": copies.copies,
             "copy_seconds_total": copies.seconds,
             "move_checks_total": self._checks,
@@ -164,6 +168,4 @@ class Substrate:
 
     def close(self) -> None:
         """Wait for running copies and stop the copy engine's thread."""
-        for flight in self._flights:
-            self.engine.wait(flight.ticket)
         self.engine.close()
