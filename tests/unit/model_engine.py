@@ -46,9 +46,7 @@ class Request:
 class ToyEngine:
     """One shard, one pool of `capacity` blocks, a reserve, and prefix sharing by hand."""
 
-    def __init__(
-        self, config: VTokenConfig, size: int, capacity: int, headroom: int, steps_ahead: int = 0
-    ) -> None:
+    def __init__(self, config: VTokenConfig, size: int, capacity: int, headroom: int, steps_ahead: int = 0) -> None:
         self.shard = Shard(config, size, steps_ahead)
         self.steps_ahead = steps_ahead
         self.size, self.capacity, self.headroom = size, capacity, headroom
@@ -157,11 +155,11 @@ class ToyEngine:
         self.refill()
         rows: list[RowStep] = []
         grants: dict[str, RequestGrant] = {}
-        for name, count in wanted.items():
+        for name, wish in wanted.items():
             request = self.requests.get(name)
             if request is None:
                 continue
-            count = min(count, max(request.known - request.length, 1))
+            count = min(wish, max(request.known - request.length, 1))
             worst = -(-(request.known + count) // self.size) if request.begins else 0
             if max(worst, self.need(request, request.length + count)) > len(self.free):
                 continue
@@ -193,7 +191,7 @@ class ToyEngine:
         request.blocks += new
         if detached:
             request.growth += new
-        row = RowStep(request.name, request.begins, () if detached else (*old, *new), request.length, count)
+        row = RowStep(request.name, () if detached else (*old, *new), request.length, count, request.begins)
         request.length, request.begins, request.known = length, False, max(request.known, length)
         return row
 

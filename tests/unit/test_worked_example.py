@@ -10,6 +10,8 @@ from vtoken.core.table import RowState, TokenTable
 A, B, C, TAIL, RESERVE = 10, 11, 12, 13, 40
 LIVE = {A: [0, 7, 15], B: [16, 17, 20, 26, 27], C: [33, 38, 40, 47]}
 
+ALL_LIVE = [token for tokens in LIVE.values() for token in tokens]
+
 
 @pytest.fixture
 def table() -> TokenTable:
@@ -17,7 +19,7 @@ def table() -> TokenTable:
     table = TokenTable(block_size=16)
     table.add_blocks([A, B, C])
     table.sync_new_tokens(48)
-    survivors = np.concatenate(list(LIVE.values()))
+    survivors = np.array(ALL_LIVE)
     table.evict(np.setdiff1d(np.arange(48), survivors))
     return table
 
@@ -36,7 +38,7 @@ def test_hole_filling_moves_seven_tokens_and_gains_two_blocks(table: TokenTable)
     table.apply(plan)
     table.check_invariants()
     assert table.state is RowState.DENSE
-    assert table.live_ids().tolist() == sorted(sum(LIVE.values(), []))
+    assert table.live_ids().tolist() == ALL_LIVE
     assert table.blocks.tolist() == [B]
     assert plan.token_ids.tolist() == sorted(LIVE[A] + LIVE[C])
 
@@ -59,7 +61,7 @@ def test_evacuation_moves_twelve_tokens_in_logical_order_into_one_block(table: T
     plan = plan_evacuation(table, Surroundings(reserve=(RESERVE, 41)), batch_blocks=8)
     assert isinstance(plan, Plan)
     assert plan.net_gain_blocks == 2
-    assert plan.token_ids.tolist() == sorted(sum(LIVE.values(), []))
+    assert plan.token_ids.tolist() == ALL_LIVE
     assert plan.dst_slots.tolist() == [RESERVE * 16 + i for i in range(12)]
     table.apply(plan)
     table.check_invariants()

@@ -144,4 +144,5 @@ def _tail_block(table: TokenTable) -> int:
 def _first_slots(blocks: Ints, count: int, size: int) -> Ints:
     """The first `count` slots of `blocks` in order."""
     position = np.arange(count)
-    return blocks[position // size] * size + position % size
+    slots: Ints = blocks[position // size] * size + position % size
+    return slots

@@ -43,17 +43,17 @@ class RowStep:
     """One scheduled request of a step, in batch order.
 
     Attributes:
-        begins: the request (re)starts with exactly these blocks (new, or resumed after preemption).
         blocks: block ids that join it through the engine's own list.
         computed_tokens: tokens whose K/V exists already.
         scheduled_tokens: tokens computed in this step.
+        begins: the request (re)starts with exactly these blocks (new, or resumed after preemption).
     """
 
     request_id: str
-    begins: bool
     blocks: tuple[int, ...]
     computed_tokens: int
     scheduled_tokens: int
+    begins: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,14 @@ class Shard:
     """Owner of the token tables, the eviction state and the plans in flight of one worker."""
 
     def __init__(self, config: VTokenConfig, block_size: int, steps_ahead: int = 0) -> None:
-        """`steps_ahead`: steps that the scheduler may plan before it has this step's report (0 without
-        asynchronous scheduling). Rows keep the room that those steps were promised."""
+        """Start without requests.
+
+        Args:
+            config: engine-wide settings.
+            block_size: S, tokens per block.
+            steps_ahead: steps that the scheduler may plan before it has this step's report (0 without
+                asynchronous scheduling). Rows keep the room that those steps were promised.
+        """
         self.config = config
         self.steps_ahead = steps_ahead
         self.block_size = block_size
@@ -297,7 +303,7 @@ class Shard:
         try:
             chosen = row.forgetting.choose(row.table, load_policy(row.forgetting.options.policy))
             died = row.table.evict(chosen)
-        except Exception as error:  # a third party's policy must never take the engine down
+        except Exception as error:  # noqa: BLE001 - a third party's policy must never take the engine down
             row.forgetting.options = PolicyOptions()
             self.counters.policy_failures_total += 1
             self.last_policy_failure = f"{type(error).__name__}: {error}"
@@ -337,4 +343,3 @@ class Shard:
 def _without(around: Surroundings, released: Ints) -> Surroundings:
     gone = frozenset(released.tolist())
     return Surroundings(around.sealed - gone, around.shared - gone)
-

@@ -1,10 +1,10 @@
 """The vLLM plugin: the only package that imports vllm.
 
-    plugin         entry point `vllm.general_plugins`; registers names, changes nothing by itself
-    args           engine arguments that switch vToken on
-    capabilities   what is supported; refuses the rest at start-up, by name
-    spec, block_manager, connector, scheduler_side    engine core process
-    worker, substrate, backend_cpu, session           worker process
-    stats          worker + scheduler -> Snapshot in the API process
-    service        vLLM's own OpenAI layer over AsyncLLM, for vtoken.serving
+plugin         entry point `vllm.general_plugins`; registers names, changes nothing by itself
+args           engine arguments that switch vToken on
+capabilities   what is supported; refuses the rest at start-up, by name
+spec, block_manager, connector, scheduler_side    engine core process
+worker, substrate, backend_cpu, session           worker process
+stats          worker + scheduler -> Snapshot in the API process
+service        vLLM's own OpenAI layer over AsyncLLM, for vtoken.serving
 """

@@ -80,9 +80,7 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         starts = common.query_start_loc_cpu.numpy()
         changed = [i for i, row in enumerate(rows) if row.table.state is not RowState.CLEAN]
         everything = substrate.config.reader is Reader.STRICT
-        strict = [
-            i for i, row in enumerate(rows) if everything or row.table.state is RowState.HOLEY
-        ]
+        strict = [i for i, row in enumerate(rows) if everything or row.table.state is RowState.HOLEY]
         if changed:
             self._write_slots(common, rows, changed, starts)
             common = self._physical(common, rows, changed, set(strict), starts)
@@ -106,7 +104,7 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         only: cheap, always in bounds, and overwritten afterwards.
         """
         lengths = common.seq_lens.clone()
-        width = max(common.block_table_tensor.shape[1], max(len(rows[i].table.blocks) for i in changed))
+        width = max(common.block_table_tensor.shape[1], *(len(rows[i].table.blocks) for i in changed))
         tables = torch.zeros(len(rows), width, dtype=common.block_table_tensor.dtype)
         tables[:, : common.block_table_tensor.shape[1]] = common.block_table_tensor[: len(rows)]
         for i in changed:

@@ -134,9 +134,7 @@ class VTokenBlockManager(FullAttentionManager):
         needed: int = super().get_num_blocks_to_allocate(request_id, num_tokens, new_computed_blocks, *args, **kwargs)
         return needed
 
-    def allocate_new_blocks(
-        self, request_id: str, num_tokens: int, num_tokens_main_model: int
-    ) -> list[KVCacheBlock]:
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
         """As in vLLM; a detached request's new blocks go into the Grant and its list gets null blocks."""
         if not self.ledger.detached(request_id):
             blocks: list[KVCacheBlock] = super().allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)

@@ -46,7 +46,7 @@ def matrix(config: VllmConfig) -> list[Check]:
     window = getattr(model.hf_text_config, "sliding_window", None) if not model.disable_sliding_window else None
     layers = getattr(model.hf_text_config, "layer_types", None) or []
     hybrid = sorted(set(layers) - {"full_attention"})
-    isa = _isa(config)
+    isa = cpu_packing(config)
     return [
         Check("vLLM release", vllm_version(), vllm_version() in SUPPORTED_VLLM,
               f"install one of {', '.join(SUPPORTED_VLLM)}"),
@@ -75,7 +75,8 @@ def matrix(config: VllmConfig) -> list[Check]:
     ]  # fmt: skip
 
 
-def _isa(config: VllmConfig) -> str:
+def cpu_packing(config: VllmConfig) -> str:
+    """vLLM's name of the order in which its CPU kernels pack a block."""
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     model, cache = config.model_config, config.cache_config

@@ -160,5 +160,3 @@ class SchedulerSide:
             shared = sum(block.ref_cnt > 1 for block in self.manager.block_pool.blocks if not block.is_null)
             self._shared = (self._clock(), shared)
         return shared
-
-

@@ -6,6 +6,7 @@ the one place where they meet. Owned by the worker, which attaches and detaches.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vtoken.core.errors import UnsupportedError
@@ -13,20 +14,24 @@ from vtoken.core.errors import UnsupportedError
 if TYPE_CHECKING:
     from vtoken.engine.substrate import Substrate
 
-_attached: Substrate | None = None
+
+@dataclass(slots=True)
+class _Session:
+    substrate: Substrate | None = None
+
+
+_session = _Session()
 
 
 def attach(substrate: Substrate) -> None:
     """Make `substrate` the process's own (replacing an earlier engine's)."""
-    global _attached
-    _attached = substrate
+    _session.substrate = substrate
 
 
 def detach(substrate: Substrate) -> None:
     """Forget `substrate` if it is the attached one."""
-    global _attached
-    if _attached is substrate:
-        _attached = None
+    if _session.substrate is substrate:
+        _session.substrate = None
 
 
 def current() -> Substrate:
@@ -35,9 +40,9 @@ def current() -> Substrate:
     Raises:
         UnsupportedError: no vToken worker runs in this process: the engine was half configured.
     """
-    if _attached is None:
+    if _session.substrate is None:
         raise UnsupportedError(
             "vToken did not engage: the connector is configured but the worker class is not ours. "
             "Set worker_cls as vtoken.engine.args does (vllm serve: --worker-cls)."
         )
-    return _attached
+    return _session.substrate

@@ -25,7 +25,7 @@ class VTokenStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """The other's fields on top of ours."""

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from vtoken.core.config import Variant
 from vtoken.core.shard import RequestStart, RowStep, Step
 from vtoken.device.cpu_copy import CpuCopyEngine
+from vtoken.device.strict_reader import warm_up
 from vtoken.engine import capabilities, session
 from vtoken.engine.args import config_of
 from vtoken.engine.requests import options_of, prompt_seed
@@ -41,7 +43,7 @@ def step_of(scheduled: SchedulerOutput, config: VTokenConfig) -> Step:
     """vLLM's scheduler output in our terms."""
     tokens = scheduled.num_scheduled_tokens
     rows = [
-        RowStep(new.req_id, True, tuple(new.block_ids[0]), new.num_computed_tokens, tokens[new.req_id])
+        RowStep(new.req_id, tuple(new.block_ids[0]), new.num_computed_tokens, tokens[new.req_id], begins=True)
         for new in scheduled.scheduled_new_reqs
     ]
     cached = scheduled.scheduled_cached_reqs
@@ -49,7 +51,9 @@ def step_of(scheduled: SchedulerOutput, config: VTokenConfig) -> Step:
         blocks = cached.new_block_ids[index]
         joining = () if blocks is None else tuple(blocks[0])
         rows.append(
-            RowStep(name, name in cached.resumed_req_ids, joining, cached.num_computed_tokens[index], tokens[name])
+            RowStep(
+                name, joining, cached.num_computed_tokens[index], tokens[name], begins=name in cached.resumed_req_ids
+            )
         )
     return Step(
         tuple(rows),
@@ -69,13 +73,17 @@ class VTokenCPUWorker(CPUWorker):
         register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
         super().init_device()
         size = self.vllm_config.cache_config.block_size
-        self.substrate = Substrate(config, size, CpuCopyEngine(), self.batch_request_ids)
+        copies = CpuCopyEngine(capabilities.cpu_packing(self.vllm_config))
+        self.substrate = Substrate(config, size, copies, self.batch_request_ids)
         session.attach(self.substrate)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """As in vLLM; then make sure that attention reads through our backend."""
         super().initialize_from_config(kv_cache_config)
         capabilities.require_engaged(self.vllm_config, kv_cache_config)
+        if self.substrate.config.variant is not Variant.NATIVE:
+            model = self.vllm_config.model_config
+            warm_up(model.dtype, model.get_head_size())  # compile now, not in the first holey row's step
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """As in vLLM, after the substrate's part of the step."""
@@ -113,4 +121,3 @@ class VTokenCPUWorker(CPUWorker):
             }
             for name, row in self.substrate.shard.rows.items()
         }  # fmt: skip
-
