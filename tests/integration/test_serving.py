@@ -115,7 +115,7 @@ def test_both_replicas_work_and_telemetry_is_young(fleet, client):
 
 def test_memory_comes_back_while_a_request_runs_and_all_of_it_when_it_ends(fleet, client):
     before = fleet.total("blocks_released_total")
-    ask(client, max_tokens=400, extra_body={"ignore_eos": True})
+    ask(client, max_tokens=200, extra_body={"ignore_eos": True})
     fleet.await_running(0)
     assert fleet.total("blocks_released_total") > before
     assert fleet.total("move_check_failures_total") == 0
@@ -127,7 +127,7 @@ def test_memory_comes_back_while_a_request_runs_and_all_of_it_when_it_ends(fleet
 
 def test_a_request_may_choose_to_keep_everything(fleet, client):
     before = fleet.total("tokens_evicted_total")
-    ask(client, max_tokens=200, extra_body={"ignore_eos": True, "vtoken": {"policy": "none"}})
+    ask(client, max_tokens=140, extra_body={"ignore_eos": True, "vtoken": {"policy": "none"}})
     fleet.await_running(0)
     assert fleet.total("tokens_evicted_total") == before
 

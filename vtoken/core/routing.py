@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
@@ -133,13 +133,16 @@ class InflightLedger:
     """
 
     def __init__(self) -> None:
+        # Per replica in the order of sending: what is newer than a snapshot stands at the end.
         self._sent: dict[str, dict[str, _Sent]] = {}
+        self._tokens: dict[str, int] = {}
         self._where: dict[str, str] = {}
 
     def reserve(self, replica_id: str, request_id: str, tokens: int, now_s: float) -> None:
         """Charge a request to a replica; an earlier reservation of the same request moves."""
         self.complete(request_id)
         self._sent.setdefault(replica_id, {})[request_id] = _Sent(now_s, tokens)
+        self._tokens[replica_id] = self._tokens.get(replica_id, 0) + tokens
         self._where[request_id] = replica_id
 
     def confirm(self, request_id: str) -> None:
@@ -154,9 +157,9 @@ class InflightLedger:
         if replica_id is None:
             return
         requests = self._sent[replica_id]
-        del requests[request_id]
+        self._tokens[replica_id] -= requests.pop(request_id).tokens
         if not requests:
-            del self._sent[replica_id]
+            del self._sent[replica_id], self._tokens[replica_id]
 
     def sweep(self, now_s: float) -> None:
         """Drop reservations that were never confirmed within UNCONFIRMED_S."""
@@ -175,11 +178,19 @@ class InflightLedger:
 
     def tokens(self, replica_id: str) -> int:
         """Tokens that the requests in flight on a replica will hold."""
-        return sum(sent.tokens for sent in self._sent.get(replica_id, {}).values())
+        return self._tokens.get(replica_id, 0)
 
     def count_before(self, replica_id: str, moment_s: float) -> int:
         """Requests in flight on a replica that were sent before a moment (so its snapshot knows them)."""
-        return sum(1 for sent in self._sent.get(replica_id, {}).values() if sent.sent_s <= moment_s)
+        requests = self._sent.get(replica_id)
+        if requests is None:
+            return 0
+        later = 0
+        for sent in reversed(requests.values()):
+            if sent.sent_s <= moment_s:
+                break
+            later += 1
+        return len(requests) - later
 
 
 class Reason(StrEnum):
@@ -200,21 +211,15 @@ class Choice:
     room_blocks: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """One fresh replica under consideration."""
+class Scored(NamedTuple):
+    """One fresh replica under consideration (a tuple: made for every replica and request)."""
 
     replica_id: str
     room_blocks: float
-    demand_blocks: int
+    fits: bool
     in_flight: int
     closed: bool
-    capacity_blocks: int = field(default=0)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the request fits now."""
-        return not self.closed and self.room_blocks >= self.demand_blocks
+    capacity_blocks: int
 
 
 def is_fresh(view: ReplicaView, extra_age_s: float, tunables: RoutingTunables) -> bool:
@@ -237,14 +242,9 @@ def score(view: ReplicaView, ledger: InflightLedger, tokens: int, taken_s: float
     used_blocks = max(0, shot.capacity_blocks - shot.free_blocks - shot.reserved_blocks)
     promised_blocks = max(0.0, committed_tokens / size - used_blocks)
     room = room_blocks(shot, tunables.confidence) - promised_blocks
-    return Scored(
-        replica_id=view.replica_id,
-        room_blocks=room,
-        demand_blocks=-(-tokens // size),
-        in_flight=ours + others,
-        closed=view.level is Level.CLOSED,
-        capacity_blocks=shot.capacity_blocks,
-    )
+    closed = view.level is Level.CLOSED
+    fits = not closed and room >= -(-tokens // size)
+    return Scored(view.replica_id, room, fits, ours + others, closed, shot.capacity_blocks)
 
 
 def choose(
@@ -306,7 +306,9 @@ def _with_capacity(views: Sequence[ReplicaView]) -> list[ReplicaView]:
 
     Taken literally it would have no room, get no request, and so never step.
     """
-    peer = max((v.snapshot for v in views), key=lambda shot: shot.capacity_blocks, default=UNKNOWN_FLEET)
+    if all(v.snapshot.capacity_blocks > 0 for v in views):
+        return list(views)
+    peer = max((v.snapshot for v in views), key=lambda shot: shot.capacity_blocks)
     if peer.capacity_blocks <= 0:
         peer = UNKNOWN_FLEET
     empty = Snapshot(

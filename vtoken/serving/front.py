@@ -76,6 +76,7 @@ class Front:
         self._streams = engine.options(stream=True)
         self._models: dict[str, Any] | None = None
         self._tunables = RoutingTunables()
+        self._raw_tunables: Mapping[str, Any] = {}
 
     async def tune(self, raw: Mapping[str, Any]) -> None:
         """Adopt the routers' settings and hand them to the controller, from which every router gets them.
@@ -83,7 +84,7 @@ class Front:
         Raises:
             ConfigError: impossible settings; nothing is changed.
         """
-        self._tunables = RoutingTunables.from_mapping(raw)
+        self._tunables, self._raw_tunables = RoutingTunables.from_mapping(raw), dict(raw)
         try:
             await self._controller.configure(raw)
         except Exception as error:  # noqa: BLE001  # routers keep what they have; the next change tries again
@@ -145,7 +146,10 @@ class Front:
 
     async def _view(self) -> FleetSnapshot | None:
         with contextlib.suppress(Exception):
-            return await self._controller.view()
+            view = await self._controller.view()
+            if self._raw_tunables and not view.tunables:  # it has been restarted, and its state is soft
+                await self._controller.configure(self._raw_tunables)
+            return view
         return None
 
     def _failed(self, error: Exception) -> ErrorReply:
