@@ -129,8 +129,9 @@ class LocalFleet:
 
     def close(self) -> None:
         """End everything that `start` started; may be called at any time, more than once."""
+        up = ray.is_initialized()
         try:
-            if ray.is_initialized():
+            if up:
                 self._progress("stopping the fleet")
                 # Serve's controller ends in the middle of its own last call, which Ray prints as a failure.
                 with contextlib.redirect_stdout(io.StringIO()):
@@ -138,7 +139,8 @@ class LocalFleet:
                         serve.shutdown()
                     ray.shutdown()
         finally:
-            self._end_processes()
+            # Interrupted before Ray was up, nobody has told the processes to end: no use in waiting for them.
+            self._end_processes(patience_s=END_TIMEOUT_S if up else 0.0)
             self._restore_environment()
             if self._own_dir is not None:
                 shutil.rmtree(self._own_dir, ignore_errors=True)
@@ -225,7 +227,7 @@ class LocalFleet:
                 os.environ[name] = value
         self._environment = {}
 
-    def _end_processes(self) -> None:
+    def _end_processes(self, patience_s: float) -> None:
         """Wait for the fleet's processes, then terminate, then kill what is left."""
         for end in (None, psutil.Process.terminate, psutil.Process.kill):
             left = self.processes()
@@ -233,4 +235,4 @@ class LocalFleet:
                 if end is not None:
                     with contextlib.suppress(psutil.Error):
                         end(process)
-            psutil.wait_procs(left, timeout=END_TIMEOUT_S if end is None else 3.0)
+            psutil.wait_procs(left, timeout=patience_s if end is None else 3.0)
