@@ -1,0 +1,76 @@
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from vtoken.core.config import PolicyOptions, Reader, Relocation, Variant, VTokenConfig, parse_request_options
+from vtoken.core.errors import ConfigError, RequestOptionError
+
+DEFAULT = PolicyOptions("streaming_llm", budget_tokens=256)
+
+
+@pytest.mark.parametrize(
+    ("raw", "key", "found", "allowed"),
+    [
+        ({"variant": "vtokn"}, "vtoken.variant", "vtokn", "native, naive, vtoken"),
+        ({"theta_f": 1.5}, "vtoken.theta_f", "1.5", "0.0 to 1.0"),
+        ({"headroom_blocks": -1}, "vtoken.headroom_blocks", "-1", "0 to"),
+        ({"headrom_blocks": 1}, "vtoken.headrom_blocks", "1", "headroom_blocks"),
+        ({"check_moves": "yes"}, "vtoken.check_moves", "yes", "true or false"),
+        ({"policy": {"policy": "random"}}, "vtoken.policy.budget_tokens", "None", "exactly one"),
+        ({"policy": {"policy": "random", "budget_tokens": 3}}, "vtoken.policy.budget_tokens", "3", "at least"),
+        ({"policy": {"budget": 3}}, "vtoken.policy.budget", "3", "budget_tokens"),
+        ({"policy": 7}, "vtoken.policy", "7", "a mapping"),
+        ({"batch_blocks": True}, "vtoken.batch_blocks", "True", "an integer"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_key_value_and_range(raw: dict, key: str, found: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        VTokenConfig.from_mapping(raw)
+    assert key in str(caught.value)
+    assert found in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ["not json", "[1]", 7, {"budget": 3}, {"budget_tokens": 0}, {"budget_tokens": 2.5}, {"keep_ratio": "half"},
+     {"budget_tokens": 100, "keep_ratio": 0.5}, {"policy": ""}, {"interval_tokens": 0}, {"seed": -1}],
+)  # fmt: skip
+def test_wrong_request_options_are_the_callers_fault(raw: object) -> None:
+    with pytest.raises(RequestOptionError, match="vtoken"):
+        parse_request_options(raw, DEFAULT)
+
+
+def test_a_request_replaces_one_kind_of_budget_by_the_other() -> None:
+    assert parse_request_options({"keep_ratio": 0.5}, DEFAULT).target_tokens(1000) == 500
+    assert parse_request_options(json.dumps({"budget_tokens": 64}), DEFAULT).target_tokens(1000) == 64
+    assert parse_request_options({"policy": "none"}, DEFAULT).evicts is False
+    assert parse_request_options(None, DEFAULT) is DEFAULT
+
+
+@given(
+    st.builds(
+        VTokenConfig,
+        variant=st.sampled_from(Variant),
+        relocation=st.sampled_from(Relocation),
+        reader=st.sampled_from(Reader),
+        policy=st.just(DEFAULT),
+        headroom_blocks=st.none() | st.integers(0, 100),
+        theta_f=st.floats(0, 1),
+        check_moves=st.booleans(),
+    )
+)
+def test_settings_survive_the_way_through_the_engines_json(config: VTokenConfig) -> None:
+    assert VTokenConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
+
+
+@given(total=st.integers(1, 5000), ratio=st.floats(0.01, 1), sinks=st.integers(0, 8), recent=st.integers(1, 64))
+def test_a_target_keeps_the_protected_and_never_exceeds_what_there_is(
+    total: int, ratio: float, sinks: int, recent: int
+) -> None:
+    options = PolicyOptions("random", keep_ratio=ratio, protect_sinks=sinks, protect_recent=recent)
+    target = options.target_tokens(total)
+    assert min(total, sinks + recent) <= target <= total
+    assert target >= min(ratio * total, total)

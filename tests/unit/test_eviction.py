@@ -1,0 +1,122 @@
+"""When a request forgets and what: policies against slow references."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from importlib import import_module
+from importlib.metadata import entry_points
+
+import numpy as np
+import pytest
+
+from vtoken.core.config import PolicyOptions
+from vtoken.core.errors import ConfigError, InvariantViolation
+from vtoken.core.eviction import Forgetting
+from vtoken.core.policies import RequestView, load_policy, policy_names
+from vtoken.core.table import TokenTable
+
+
+def streaming_reference(live: list[int], total: int, options: PolicyOptions) -> list[int]:
+    """Sinks, then the most recent up to the target; written without numpy."""
+    target = options.target_tokens(total)
+    sinks = [t for t in live if t < options.protect_sinks]
+    rest = [t for t in live if t >= options.protect_sinks]
+    return sinks + rest[len(rest) - (target - len(sinks)) :]
+
+
+def grow(table: TokenTable, total: int) -> None:
+    missing = -(-total // table.block_size) - len(table.blocks)
+    if missing > 0:
+        start = len(table.blocks)
+        table.add_blocks(range(start, start + missing))
+    table.sync_new_tokens(total)
+
+
+@pytest.mark.parametrize("name", ["streaming_llm", "random"])
+@pytest.mark.parametrize("trace", range(100))
+def test_the_kept_set_meets_the_budget_on_random_traces(name: str, trace: int) -> None:
+    rng = np.random.default_rng(trace)
+    options = PolicyOptions(
+        name, int(rng.integers(8, 60)), None, int(rng.integers(1, 20)),
+        protect_sinks=int(rng.integers(0, 4)), protect_recent=int(rng.integers(1, 4)),
+    )  # fmt: skip
+    prompt = int(rng.integers(1, 80))
+    table = TokenTable(16, options.protect_sinks, options.protect_recent)
+    forgetting = Forgetting(options, prompt, prompt_seed=trace)
+    grow(table, prompt)
+    for total in range(prompt, prompt + 120):
+        if forgetting.due(table):
+            before = table.live_ids().tolist()
+            table.evict(forgetting.choose(table, load_policy(name)))
+            after = table.live_ids().tolist()
+            assert len(after) == options.target_tokens(total)
+            protected = [t for t in before if t < options.protect_sinks or t >= total - options.protect_recent]
+            assert set(protected) <= set(after)
+            if name == "streaming_llm":
+                assert after == streaming_reference(before, total, options)
+        grow(table, total + 1)
+    assert table.live < options.target_tokens(table.total) + options.interval_tokens + prompt
+
+
+def test_decisions_depend_on_the_request_alone() -> None:
+    """The same history forgets the same tokens, another prompt or seed other ones."""
+
+    def kept(prompt_seed: int, seed: int) -> list[int]:
+        options = PolicyOptions("random", 20, protect_sinks=1, protect_recent=2, seed=seed)
+        table = TokenTable(16)
+        grow(table, 64)
+        table.evict(Forgetting(options, 10, prompt_seed).choose(table, load_policy("random")))
+        return table.live_ids().tolist()
+
+    assert kept(1, 0) == kept(1, 0)
+    assert kept(1, 0) != kept(2, 0)
+    assert kept(1, 0) != kept(1, 1)
+
+
+def test_nothing_is_due_before_the_prompt_below_the_budget_or_within_an_interval() -> None:
+    options = PolicyOptions("random", 10, None, 8, protect_sinks=1, protect_recent=2)
+    table = TokenTable(16)
+    grow(table, 20)
+    assert not Forgetting(options, 21, 0).due(table)
+    assert not Forgetting(PolicyOptions("random", 20, protect_recent=2), 20, 0).due(table)
+    assert not Forgetting(PolicyOptions(), 20, 0).due(table)
+    short = PolicyOptions("random", 10, protect_sinks=1, protect_recent=2, min_prompt_tokens=30)
+    assert not Forgetting(short, 20, 0).due(table)
+    forgetting = Forgetting(options, 20, 0)
+    assert forgetting.due(table)
+    forgetting.choose(table, load_policy("random"))
+    grow(table, 27)
+    assert not forgetting.due(table)
+    grow(table, 28)
+    assert forgetting.due(table)
+
+
+class Greedy:
+    def select(self, view: RequestView) -> np.ndarray:
+        return np.arange(view.total)
+
+
+def test_a_policy_that_asks_for_too_much_is_refused() -> None:
+    table = TokenTable(16)
+    grow(table, 64)
+    with pytest.raises(InvariantViolation, match="chose 64 tokens"):
+        Forgetting(PolicyOptions("random", 36), 10, 0).choose(table, Greedy())
+    assert table.live == 64
+
+
+def test_an_unknown_policy_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="none, random, streaming_llm"):
+        load_policy("h2o2")
+    assert policy_names() == sorted({"none", *(p.name for p in entry_points(group="vtoken.policies"))})
+
+
+@pytest.mark.parametrize("point", entry_points(group="vtoken.policies"), ids=lambda point: point.name)
+def test_a_policy_is_one_class_with_one_method_in_at_most_fifty_lines(point) -> None:
+    module = import_module(point.module)
+    tree = ast.parse(inspect.getsource(module))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert [node.name for node in classes] == [point.attr]
+    methods = [node.name for node in classes[0].body if isinstance(node, ast.FunctionDef)]
+    assert methods == ["select"]
+    assert len(inspect.getsource(module).splitlines()) <= 50
