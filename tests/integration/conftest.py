@@ -62,8 +62,11 @@ class Fleet:
         self.http = httpx.Client(base_url=local.url, timeout=120.0)
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Their entries in `/v1/vtoken/fleet`."""
-        replicas: list[dict[str, Any]] = self.http.get("/v1/vtoken/fleet").json()["replicas"]
+        """Their entries in `/v1/vtoken/fleet`; on a machine under load the controller may answer late (503)."""
+        end_s = time.monotonic() + 20.0
+        while (response := self.http.get("/v1/vtoken/fleet")).status_code == 503 and time.monotonic() < end_s:
+            time.sleep(0.1)
+        replicas: list[dict[str, Any]] = response.json()["replicas"]
         return replicas
 
     def total(self, key: str) -> int:

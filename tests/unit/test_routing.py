@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
+from vtoken.core.inflight import UNCONFIRMED_S, InflightLedger
 from vtoken.core.pressure import Level
 from vtoken.core.routing import (
-    UNCONFIRMED_S,
-    InflightLedger,
     Reason,
     RouteHint,
     RoutingTunables,

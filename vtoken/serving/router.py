@@ -29,7 +29,8 @@ from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
 from vtoken.core.fleet import FleetSnapshot, ReplicaView
-from vtoken.core.routing import Choice, InflightLedger, RouteHint, RoutingTunables, choose, demand_tokens
+from vtoken.core.inflight import InflightLedger
+from vtoken.core.routing import Choice, RouteHint, RoutingTunables, choose, demand_tokens
 from vtoken.serving.controller import ControllerClient
 
 logger = logging.getLogger("ray.serve")
