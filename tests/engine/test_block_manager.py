@@ -1,0 +1,151 @@
+"""VTokenBlockManager on vLLM's real pool: growth, reports on time, late, twice and after the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from vtoken.core.errors import ConfigError, ProtocolError
+from vtoken.core.wire import Report, RequestReport
+from vtoken.engine.block_manager import VTokenBlockManager
+from vtoken.engine.spec import VTokenSpec
+
+SIZE, BLOCKS = 16, 33
+
+
+@pytest.fixture
+def manager() -> Iterator[VTokenBlockManager]:
+    """A manager without prefix cache; at the end every block must be back."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    pool = BlockPool(BLOCKS, enable_caching=False, hash_block_size=SIZE)
+    spec = VTokenSpec(block_size=SIZE, num_kv_heads=3, head_size=64, dtype=torch.float32)
+    manager = VTokenBlockManager(
+        spec, block_pool=pool, enable_caching=False, kv_cache_group_id=0, scheduler_block_size=SIZE
+    )
+    yield manager
+    for name in list(manager.req_to_blocks):
+        manager.free(name)
+    assert pool.get_num_free_blocks() + len(manager.reserve) == BLOCKS - 1
+    assert not manager._extra
+    assert not manager._growth
+    assert not manager._held
+
+
+def start(manager: VTokenBlockManager, name: str, tokens: int) -> list[int]:
+    """A request that evicts, `tokens` long; its block ids."""
+    manager.watch(name, tokens)
+    blocks = manager.allocate_new_blocks(name, tokens, tokens)
+    manager.num_cached_block[name] = 0
+    return [block.block_id for block in blocks]
+
+
+def entry(manager: VTokenBlockManager, name: str, released: list[int], tail: int, total: int, *consumed: int) -> Report:
+    incarnation = manager.ledger.incarnation(name)
+    return Report(1, (RequestReport(name, incarnation, tuple(released), tuple(consumed), tail, total),))
+
+
+def test_a_detached_request_grows_by_its_physical_tail_through_the_grant(manager: VTokenBlockManager) -> None:
+    ids = start(manager, "a", 100)
+    assert len(ids) == 7
+    manager.apply(entry(manager, "a", ids[2:], 30, 100))
+    assert manager.released_total == 5
+    assert manager.held_blocks("a") == 2
+    for total in (101, 102):
+        assert manager.get_num_blocks_to_allocate("a", total, (), 0, 0, total) == 0
+        assert manager.allocate_new_blocks("a", total, total) == []
+    assert manager.get_num_blocks_to_allocate("a", 103, (), 0, 0, 103) == 1
+    assert manager.allocate_new_blocks("a", 103, 103) == []
+    grant = manager.grant("a")
+    assert grant is not None
+    assert len(grant.growth) == 1
+    assert manager.grant("a").growth == ()  # type: ignore[union-attr]
+    assert manager.held_blocks("a") == manager._held["a"] == 3
+
+
+def test_the_logical_list_keeps_one_entry_per_block_of_logical_length(manager: VTokenBlockManager) -> None:
+    ids = start(manager, "a", 64)
+    manager.apply(entry(manager, "a", ids[1:3], 32, 64))
+    manager.allocate_new_blocks("a", 200, 200)
+    listed = manager.req_to_blocks["a"]
+    assert len(listed) == -(-200 // SIZE)
+    assert [block.is_null for block in listed[:4]] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("repeat", [1, 2, 3])
+def test_a_report_applied_again_returns_its_blocks_once(manager: VTokenBlockManager, repeat: int) -> None:
+    manager.reserve_target = 2
+    manager.refill()
+    ids = start(manager, "a", 64)
+    target = next(iter(manager.reserve))
+    report = entry(manager, "a", ids[:2], 48, 64, target)
+    for _ in range(repeat):
+        manager.apply(report)
+    assert manager.released_total == 2
+    assert manager.held_blocks("a") == 3
+    assert len(manager.reserve) == 2
+
+
+def test_a_report_after_the_end_only_returns_what_it_consumed(manager: VTokenBlockManager) -> None:
+    manager.reserve_target = 2
+    manager.refill()
+    ids = start(manager, "a", 64)
+    target = next(iter(manager.reserve))
+    report = entry(manager, "a", ids[:2], 48, 64, target)
+    manager.free("a")
+    manager.unwatch("a")
+    free = manager.block_pool.get_num_free_blocks()
+    manager.apply(report)
+    assert manager.block_pool.get_num_free_blocks() == free  # one block back, one taken to refill the reserve
+    assert len(manager.reserve) == 2
+
+
+def test_a_report_of_an_earlier_life_does_not_touch_the_new_one(manager: VTokenBlockManager) -> None:
+    ids = start(manager, "a", 64)
+    report = entry(manager, "a", ids[:2], 32, 64)
+    manager.free("a")  # preempted
+    start(manager, "a", 64)
+    assert manager.grant("a") is not None  # a new incarnation begins
+    manager.apply(report)
+    assert manager.held_blocks("a") == 4
+    assert not manager.ledger.detached("a")
+
+
+def test_an_older_report_does_not_undo_a_newer_one(manager: VTokenBlockManager) -> None:
+    ids = start(manager, "a", 96)
+    old, new = entry(manager, "a", ids[5:], 80, 96), entry(manager, "a", ids[3:5], 48, 97)
+    manager.apply(new)
+    manager.apply(old)
+    assert manager.ledger.blocks_needed("a", 97) == 3
+    assert manager.held_blocks("a") == 3
+
+
+def test_a_shared_block_is_freed_by_its_last_holder(manager: VTokenBlockManager) -> None:
+    ids = start(manager, "a", 32)
+    shared = manager.req_to_blocks["a"][0]
+    manager.block_pool.touch([shared])  # a second request refers to it
+    manager.apply(entry(manager, "a", ids[:1], 16, 32))
+    assert shared.ref_cnt == 1
+    manager.block_pool.free_blocks([shared])
+
+
+def test_a_reserve_that_eats_the_pool_is_refused_with_the_numbers(manager: VTokenBlockManager) -> None:
+    from types import SimpleNamespace
+
+    from vtoken.core.config import VTokenConfig
+    from vtoken.engine.scheduler_side import SchedulerSide
+
+    cache = SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=[manager]), block_pool=manager.block_pool)
+    with pytest.raises(ConfigError, match=r"headroom_blocks = 20 .* half of the pool's 32 blocks"):
+        SchedulerSide(VTokenConfig(headroom_blocks=20)).bind(cache)  # type: ignore[arg-type]
+    assert not manager.reserve
+
+
+def test_a_worker_of_another_version_is_refused(manager: VTokenBlockManager) -> None:
+    from vtoken.core.config import VTokenConfig
+    from vtoken.engine.scheduler_side import SchedulerSide
+
+    with pytest.raises(ProtocolError, match="version 99"):
+        SchedulerSide(VTokenConfig()).apply(Report(1, (), version=99))
