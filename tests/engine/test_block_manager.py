@@ -137,9 +137,10 @@ def test_a_reserve_that_eats_the_pool_is_refused_with_the_numbers(manager: VToke
     from vtoken.core.config import VTokenConfig
     from vtoken.engine.scheduler_side import SchedulerSide
 
-    cache = SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=[manager]), block_pool=manager.block_pool)
-    with pytest.raises(ConfigError, match=r"headroom_blocks = 20 .* half of the pool's 32 blocks"):
-        SchedulerSide(VTokenConfig(headroom_blocks=20)).bind(cache)  # type: ignore[arg-type]
+    coordinator = SimpleNamespace(single_type_managers=[manager])
+    cache = SimpleNamespace(coordinator=coordinator, block_pool=manager.block_pool, max_model_len=256)
+    with pytest.raises(ConfigError, match="headroom_blocks = 17 is not valid: allowed is at most 16: the pool has 32"):
+        SchedulerSide(VTokenConfig(headroom_blocks=17)).bind(cache)  # type: ignore[arg-type]
     assert not manager.reserve
 
 

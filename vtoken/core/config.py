@@ -146,7 +146,7 @@ class PolicyOptions:
         except RequestOptionError:
             raise
         except ConfigError as error:
-            raise RequestOptionError(f"vtoken.{error.key}", error.value, error.allowed) from None
+            raise RequestOptionError(f"vtoken.{error.key}", error.value, error.allowed, error.hint) from None
 
 
 def parse_request_options(raw: object, default: PolicyOptions) -> PolicyOptions:
@@ -226,7 +226,7 @@ class VTokenConfig:
                 values["policy"] = _parse_policy(values["policy"])
             return cls(**values)
         except ConfigError as error:
-            raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed) from None
+            raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed, error.hint) from None
 
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-ready mapping that `from_mapping` turns back into an equal record."""
@@ -244,4 +244,4 @@ def _parse_policy(raw: object) -> PolicyOptions:
         return PolicyOptions().override(raw)
     except ConfigError as error:
         key = error.key.removeprefix("vtoken.")
-        raise ConfigError(f"policy.{key}", error.value, error.allowed) from None
+        raise ConfigError(f"policy.{key}", error.value, error.allowed, error.hint) from None

@@ -28,10 +28,11 @@ class ConfigError(VTokenError):
         key: dotted name of the setting, as the operator writes it.
         value: what was found.
         allowed: the allowed values or range, in words.
+        hint: what else helps, a sentence or nothing.
     """
 
     def __init__(self, key: str, value: object, allowed: str, hint: str = "") -> None:
-        self.key, self.value, self.allowed = key, value, allowed
+        self.key, self.value, self.allowed, self.hint = key, value, allowed, hint
         tail = f" {hint}" if hint else ""
         super().__init__(f"{key} = {value!r} is not valid: allowed is {allowed}.{tail}")
 

@@ -75,7 +75,7 @@ def plan_evacuation(table: TokenTable, around: Surroundings, batch_blocks: int) 
 
 
 def plan_fill(table: TokenTable, around: Surroundings, room_tokens: int) -> Plan | Deferral:
-    """Make the row dense: keep the densest blocks and move all other survivors into their holes.
+    """Make the row dense: keep the blocks with the fewest holes and move all other survivors into them.
 
     Sealed blocks are never written. One that is full stays; one with holes is evacuated (its
     survivors are sources like any other) if that gains a block or costs none, else it stays and
@@ -90,13 +90,28 @@ def plan_fill(table: TokenTable, around: Surroundings, room_tokens: int) -> Plan
     movable = np.flatnonzero(~sealed)
     survivors = int(table.live - table.n_b[locked].sum())
     needed = -(-(survivors + room_tokens) // table.block_size)
-    kept = movable[np.argsort(-table.n_b[movable], kind="stable")][:needed]
+    kept = _cheapest_to_keep(table, movable, needed, survivors)
     consumed = np.array(around.reserve[: needed - len(kept)], np.int64)
     if len(kept) + len(consumed) < needed:
         return Deferral.RESERVE_SHORT
     if len(kept) + len(locked) == len(table.blocks) and not len(consumed) and table.live == table.tail:
         return Deferral.NOTHING_TO_DO
     return _fill(table, locked, kept, consumed, survivors, deferral)
+
+
+def _cheapest_to_keep(table: TokenTable, movable: Ints, needed: int, survivors: int) -> Ints:
+    """The `needed` blocks, in their new order, whose first `survivors` slots have the fewest holes.
+
+    Densest first is best when evictions are scattered. Physical order bounds the cost: in a row that
+    was dense, every hole before the new tail is an evicted token, so no more tokens move than died.
+    """
+    empty = table.n_b[movable] == 0
+    by_density = movable[np.argsort(-table.n_b[movable], kind="stable")]
+    in_order = np.concatenate([movable[~empty], movable[empty]])
+    choices = [order[:needed] for order in (by_density, in_order)]
+    occupants = table.occupants()
+    stay = [int((occupants[kept].reshape(-1)[:survivors] >= 0).sum()) for kept in choices]
+    return choices[int(np.argmax(stay))]
 
 
 def _why_holey_stay(

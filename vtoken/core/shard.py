@@ -248,7 +248,7 @@ class Shard:
         }
 
     def check_invariants(self) -> None:
-        """All tables from scratch, and that no two rows write to one block (I2 across requests).
+        """All tables from scratch.
 
         Raises:
             InvariantViolation: see TokenTable.check_invariants.

@@ -40,6 +40,8 @@ class Snapshot:
         blocks_consumed_total: reserve blocks that became evacuation blocks.
         plans_deferred_total: decisions that wanted memory which the reserve did not have.
         move_checks_total, move_check_failures_total: invariant I1 (config `check_moves`).
+        policy_failures_total: decisions at which a policy raised or chose what it may not; its request
+            then keeps all its tokens.
         invalid_options_total: requests whose options did not parse inside the engine.
         substrate_seconds_total: time spent in the substrate on the worker's step path.
     """
@@ -72,6 +74,7 @@ class Snapshot:
     plans_deferred_total: int = 0
     move_checks_total: int = 0
     move_check_failures_total: int = 0
+    policy_failures_total: int = 0
     invalid_options_total: int = 0
     substrate_seconds_total: float = 0.0
 

@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL"), help="model directory")
     arguments = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = Console(width=None if sys.stdout.isatty() else 170)
     try:
         check_environment()
         return run(arguments, console)

@@ -20,7 +20,7 @@ from vtoken.core.config import VTokenConfig
 from vtoken.core.telemetry import Snapshot
 from vtoken.demo.prompts import QUESTIONS, conversation
 
-TOKENS = 256
+TOKENS = 224
 """Generated per prompt."""
 
 BLOCKS = 401

@@ -45,6 +45,7 @@ def result(measured: Mapping[str, Any], tally: Tally, fleet: Mapping[str, Any], 
         "waste_vtoken": round(strict["waste"], 4),
         "tokens_per_s_naive": round(naive["tokens_per_s"], 1),
         "tokens_per_s_vtoken": round(auto["tokens_per_s"], 1),
+        "tokens_per_s_vtoken_strict": round(strict["tokens_per_s"], 1),
         "seconds": round(seconds, 1),
     }
 

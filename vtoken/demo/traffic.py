@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +19,13 @@ from vtoken.demo.prompts import conversation
 from vtoken.serving.status import StatusError, fetch, render
 
 CLIENTS = 2
+STREAMS_PER_CLIENT = 4
 REQUESTS = 16
 TOKENS = 256
 REQUEST_TIMEOUT_S = 180.0
+REFRESH_S = 0.5
+LOG_EVERY_S = 10.0
+WIDE_AT = 150
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"policy": "streaming_llm", "budget_tokens": 128, "protect_recent": 32},
@@ -42,10 +46,13 @@ class Tally:
 
 
 class Clients:
-    """Owner of the client threads and their tally."""
+    """Owner of the clients, their threads and their tally: each client keeps STREAMS_PER_CLIENT requests open."""
 
     def __init__(self, url: str, model: str) -> None:
-        self._client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S)
+        self._clients = [
+            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S)
+            for _ in range(CLIENTS)
+        ]
         self._model = model
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -54,23 +61,22 @@ class Clients:
     @contextmanager
     def running(self) -> Iterator[list[Future[None]]]:
         """The clients at work; leaving early stops them at their next chunk."""
-        with ThreadPoolExecutor(CLIENTS, "client") as pool:
+        with ThreadPoolExecutor(CLIENTS * STREAMS_PER_CLIENT, "stream") as pool:
             try:
-                yield [pool.submit(self._serve_client, number) for number in range(CLIENTS)]
+                yield [pool.submit(self._serve_one, index) for index in range(REQUESTS)]
             finally:
                 self._stop.set()
 
-    def _serve_client(self, number: int) -> None:
-        for index in range(number, REQUESTS, CLIENTS):
-            if self._stop.is_set():
-                return
-            self._record(*self._ask(index, OPTIONS[number % len(OPTIONS)]))
+    def _serve_one(self, index: int) -> None:
+        if not self._stop.is_set():
+            self._record(*self._ask(index))
 
-    def _ask(self, index: int, options: dict[str, Any]) -> tuple[str, int, str]:
-        """One streamed chat request: (text, tokens, error or "")."""
+    def _ask(self, index: int) -> tuple[str, int, str]:
+        """One streamed chat request of client `index` modulo CLIENTS: (text, tokens, error or "")."""
         text, tokens = [], 0
+        client, options = self._clients[index % CLIENTS], OPTIONS[index % CLIENTS]
         try:
-            stream = self._client.chat.completions.create(
+            stream = client.chat.completions.create(
                 model=self._model, messages=conversation(index), max_tokens=TOKENS, temperature=0.7, seed=index,
                 stream=True, stream_options={"include_usage": True},
                 extra_body={"ignore_eos": True, "vtoken": options},
@@ -99,16 +105,26 @@ def serve(url: str, model: str, console: Console) -> tuple[Tally, dict[str, Any]
     """Send all requests and show the fleet meanwhile; the tally and the fleet's last state."""
     clients = Clients(url, model)
     with httpx.Client(base_url=url, timeout=5.0) as http, clients.running() as futures:
-        fleet = fetch(http)
-        with Live(render(fleet, console.width >= 110), console=console, auto_refresh=False) as live:
-            while not all(future.done() for future in futures):
-                time.sleep(0.5)
-                try:
-                    fleet = fetch(http)
-                except StatusError as error:
-                    console.log(str(error))
-                live.update(render(fleet, console.width >= 110), refresh=True)
+        show(http, console, futures)
         for future in futures:
             future.result()
         time.sleep(1.5)  # one idle heartbeat, so that the last state includes the last request's end
         return clients.tally, fetch(http)
+
+
+def show(http: httpx.Client, console: Console, futures: Sequence[Future[None]]) -> None:
+    """The live table until all requests are done; where there is no terminal, a table every now and then."""
+    wide, shown_s = console.width >= WIDE_AT, time.monotonic()
+    with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
+        while not all(future.done() for future in futures):
+            time.sleep(REFRESH_S)
+            try:
+                table = render(fetch(http), wide)
+            except StatusError as error:
+                console.log(str(error), markup=False)
+                continue
+            if console.is_terminal:
+                live.update(table, refresh=True)
+            elif time.monotonic() - shown_s >= LOG_EVERY_S:
+                shown_s = time.monotonic()
+                console.print(table)

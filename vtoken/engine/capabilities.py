@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vtoken.core.errors import UnsupportedError
+from vtoken.engine.plugin import CONNECTOR_NAME
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,36 +43,55 @@ def vllm_version() -> str:
 
 def matrix(config: VllmConfig) -> list[Check]:
     """Every check against an engine configuration."""
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    window = getattr(model.hf_text_config, "sliding_window", None) if not model.disable_sliding_window else None
-    layers = getattr(model.hf_text_config, "layer_types", None) or []
-    hybrid = sorted(set(layers) - {"full_attention"})
-    isa = cpu_packing(config)
+    return [*_model_checks(config), *_parallel_checks(config), *_engine_checks(config)]
+
+
+def _model_checks(config: VllmConfig) -> list[Check]:
+    model = config.model_config
+    text = model.hf_text_config
+    window = None if model.disable_sliding_window else getattr(text, "sliding_window", None)
+    kinds = sorted(set(getattr(text, "layer_types", None) or ["full_attention"]))
+    size = model.get_head_size()
+    full = "choose a full-attention decoder-only model"
     return [
-        Check("vLLM release", vllm_version(), vllm_version() in SUPPORTED_VLLM,
-              f"install one of {', '.join(SUPPORTED_VLLM)}"),
         Check("model kind", model.runner_type, model.runner_type == "generate", "serve a generative model"),
-        Check("latent attention (MLA)", str(model.use_mla), not model.use_mla, "choose a model without MLA"),
-        Check("sliding window", str(window), not window, "choose a full-attention model or disable_sliding_window"),
-        Check("attention kinds", ", ".join(hybrid) or "full", not hybrid, "choose a full-attention model"),
-        Check("state-space layers", str(model.is_hybrid), not model.is_hybrid, "choose a pure transformer"),
-        Check("encoder-decoder", str(model.is_encoder_decoder), not model.is_encoder_decoder, "a decoder-only model"),
+        Check("latent attention (MLA)", str(model.use_mla), not model.use_mla, full),
+        Check("sliding window", str(window), not window, f"{full}, or disable_sliding_window"),
+        Check("attention kinds", ", ".join(kinds), kinds == ["full_attention"], full),
+        Check("state-space layers", str(model.is_hybrid), not model.is_hybrid, full),
+        Check("encoder-decoder", str(model.is_encoder_decoder), not model.is_encoder_decoder, full),
+        Check("head size", str(size), size % 16 == 0, "choose a model whose head size is a multiple of 16"),
+        Check("prompt embeddings", str(model.enable_prompt_embeds), not model.enable_prompt_embeds,
+              "enable_prompt_embeds=False"),
+    ]  # fmt: skip
+
+
+def _parallel_checks(config: VllmConfig) -> list[Check]:
+    parallel = config.parallel_config
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size")
+    found = {name: int(getattr(parallel, name)) for name in names}
+    return [
+        Check(name.removesuffix("_size").replace("_", " "), str(value), value == 1, f"{name}=1")
+        for name, value in found.items()
+    ]
+
+
+def _engine_checks(config: VllmConfig) -> list[Check]:
+    cache, ahead, spec = config.cache_config, config.scheduler_config.async_scheduling, config.speculative_config
+    transfer, version, isa = config.kv_transfer_config, vllm_version(), cpu_packing(config)
+    connector = transfer.kv_connector if transfer is not None else None
+    return [
+        Check("vLLM release", version, version in SUPPORTED_VLLM, f"install one of {', '.join(SUPPORTED_VLLM)}"),
+        Check("KV connector", str(connector), connector == CONNECTOR_NAME, f"kv_connector={CONNECTOR_NAME}"),
         Check("KV cache dtype", str(cache.cache_dtype), not str(cache.cache_dtype).startswith("fp8"),
               "kv_cache_dtype=auto"),
-        Check("speculative decoding", "on" if config.speculative_config else "off", not config.speculative_config,
-              "remove speculative_config"),
-        Check("tensor parallelism", str(parallel.tensor_parallel_size), parallel.tensor_parallel_size == 1,
-              "tensor_parallel_size=1"),
-        Check("pipeline parallelism", str(parallel.pipeline_parallel_size), parallel.pipeline_parallel_size == 1,
-              "pipeline_parallel_size=1"),
-        Check("decode context parallelism", str(parallel.decode_context_parallel_size),
-              parallel.decode_context_parallel_size == 1, "decode_context_parallel_size=1"),
+        Check("speculative decoding", "on" if spec else "off", not spec, "remove speculative_config"),
         Check("model runner", "V2" if config.use_v2_model_runner else "V1", not config.use_v2_model_runner,
               "VLLM_USE_V2_MODEL_RUNNER=0"),
-        Check("asynchronous scheduling", str(config.scheduler_config.async_scheduling),
-              not config.scheduler_config.async_scheduling, "async_scheduling=False"),
+        Check("asynchronous scheduling", str(ahead), not ahead, "async_scheduling=False"),
         Check("block size", str(cache.block_size), cache.block_size % 16 == 0, "block_size=16"),
-        Check("CPU cache packing", isa, isa in ("vec", "vec16"), "block_size=16 (AMX needs multiples of 32)"),
+        Check("CPU cache packing", isa, isa in ("vec", "vec16"),
+              "an x86 CPU; with AMX, block_size=16 (its packing needs multiples of 32)"),
     ]  # fmt: skip
 
 
@@ -111,7 +131,18 @@ def require_engaged(config: VllmConfig, kv_cache_config: Any) -> None:
         backend = layer.get_attn_backend()
         if not issubclass(backend, VTokenCPUBackend):
             raise UnsupportedError(f"vToken did not engage: layer {name} uses the backend {backend.get_name()}")
+        _refuse_position_dependent(name, layer.impl)
     for group in kv_cache_config.kv_cache_groups:
         if not isinstance(group.kv_cache_spec, VTokenSpec):
             kind = type(group.kv_cache_spec).__name__
             raise UnsupportedError(f"vToken did not engage: layers {group.layer_names[:2]}... use the spec {kind}")
+
+
+def _refuse_position_dependent(name: str, implementation: Any) -> None:
+    """ALiBi needs logical distances, which dense rows do not keep; sinks are unknown to the strict reader."""
+    for feature in ("alibi_slopes", "sinks"):
+        if getattr(implementation, feature, None) is not None:
+            raise UnsupportedError(
+                f"vToken does not support this model: its attention uses {feature} (layer {name}). "
+                "Choose a model with rotary positions and without attention sinks in its weights."
+            )

@@ -79,10 +79,13 @@ class SchedulerSide:
         self._manager = managers[0]
         target = headroom_target(self.config, self._manager.enable_caching)
         capacity = cache.block_pool.num_gpu_blocks - 1
-        if target > capacity // 2:
+        longest = -(-cache.max_model_len // self._manager.block_size)
+        if target > capacity - longest:
             raise ConfigError(
-                "vtoken.headroom_blocks", target, f"at most half of the pool's {capacity} blocks",
-                "Lower it, or give the engine more blocks (num_gpu_blocks_override, kv_cache_memory_bytes).",
+                "vtoken.headroom_blocks", target,
+                f"at most {max(capacity - longest, 0)}: the pool has {capacity} blocks, and one request of "
+                f"max_model_len = {cache.max_model_len} tokens takes {longest}",
+                "Lower it or max_model_len, or raise num_gpu_blocks_override or kv_cache_memory_bytes.",
             )  # fmt: skip
         self._manager.reserve_target = target
         self._manager.refill()

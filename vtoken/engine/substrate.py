@@ -82,7 +82,7 @@ class Substrate:
                 self._stop(flight)
         self._flights = [flight for flight in self._flights if flight.row is not None]
         self._land()
-        self._relocate_in_stream(self.shard.decide())
+        self._relocate_in_stream(self._decide())
         self.shard.grow()
         self._steps += 1
         self._quiet = not step.rows
@@ -119,6 +119,13 @@ class Substrate:
             else:
                 self._commit(flight.row, flight.plan)
         self._flights = pending
+
+    def _decide(self) -> list[tuple[Row, Plan]]:
+        failures = self.shard.counters.policy_failures_total
+        plans = self.shard.decide()
+        if self.shard.counters.policy_failures_total > failures:
+            logger.error("a policy failed; its request keeps all its tokens: %s", self.shard.last_policy_failure)
+        return plans
 
     def _relocate_in_stream(self, plans: Sequence[tuple[Row, Plan]]) -> None:
         if not plans:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from vtoken.core.config import Variant
+from vtoken.core.config import Reader, Variant
+from vtoken.core.policies import load_policy
 from vtoken.core.shard import RequestStart, RowStep, Step
 from vtoken.device.cpu_copy import CpuCopyEngine
 from vtoken.device.strict_reader import warm_up
@@ -69,6 +70,8 @@ class VTokenCPUWorker(CPUWorker):
     def init_device(self) -> None:
         """As in vLLM; then refuse what is not supported and put the substrate in place."""
         config = config_of(self.vllm_config)
+        if config.policy.evicts:
+            load_policy(config.policy.policy)  # an unknown name stops here, not at the first decision
         capabilities.require(self.vllm_config)
         register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
         super().init_device()
@@ -81,7 +84,8 @@ class VTokenCPUWorker(CPUWorker):
         """As in vLLM; then make sure that attention reads through our backend."""
         super().initialize_from_config(kv_cache_config)
         capabilities.require_engaged(self.vllm_config, kv_cache_config)
-        if self.substrate.config.variant is not Variant.NATIVE:
+        config = self.substrate.config
+        if config.variant is not Variant.NATIVE or config.reader is Reader.STRICT:
             model = self.vllm_config.model_config
             warm_up(model.dtype, model.get_head_size())  # compile now, not in the first holey row's step
 
