@@ -105,6 +105,21 @@ class OfflineEngine:
         self.settle()
         return [done[name] for name in names]
 
+    def outputs(self, requests: Sequence[tuple[Prompt, Any, int]]) -> list[Any]:
+        """Complete (prompt, SamplingParams, priority) together; vLLM's own RequestOutputs, in that order."""
+        from vllm import TokensPrompt
+
+        names = [f"output-{self._count + index}" for index in range(len(requests))]
+        self._count += len(requests)
+        for name, (prompt, params, priority) in zip(names, requests, strict=True):
+            given = prompt if isinstance(prompt, str) else TokensPrompt(prompt_token_ids=prompt)
+            self._engine.add_request(name, given, params, priority=priority)
+        done = {}
+        while self.busy:
+            done |= {output.request_id: output for output in self._engine.step()}
+        self.settle()
+        return [done[name] for name in names]
+
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
         """The model's chat template applied to messages, ready for generation."""
         tokenizer = self._engine.get_tokenizer()

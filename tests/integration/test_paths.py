@@ -1,0 +1,87 @@
+"""Every engine path together: chunked prefill, prefix cache, priorities, n > 1, logprobs, stop strings, grammars.
+
+One mixed load, run by unmodified vLLM, by the idle plugin, and under eviction with and without relocation.
+All of it in float32 and with the same arrival order, so that everything but the placement of tokens is equal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_engine import POLICY, engine, prompts
+
+pytestmark = pytest.mark.integration
+
+CHUNKED = {
+    "max_num_batched_tokens": 48, "enable_chunked_prefill": True, "enable_prefix_caching": True,
+    "scheduling_policy": "priority", "num_gpu_blocks_override": 300, "max_num_seqs": 8,
+}  # fmt: skip
+
+
+def mixed_load() -> list[tuple[str, Any, int]]:
+    """(prompt, sampling, priority); prompts of 20 to 150 tokens, so that chunks end inside blocks."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    def greedy(**more: Any) -> Any:
+        return SamplingParams(temperature=0.0, **{"max_tokens": 70, "ignore_eos": True, **more})
+
+    texts = [text * (1 + index % 3) for index, text in enumerate(prompts(12))]
+    return [
+        (texts[0], greedy(), 0),
+        (texts[1], greedy(logprobs=3), 1),
+        (texts[2], greedy(prompt_logprobs=2, max_tokens=50), 0),
+        (texts[3], SamplingParams(n=3, temperature=0.8, seed=7, max_tokens=60, ignore_eos=True), 2),
+        (texts[4], SamplingParams(temperature=0.0, max_tokens=80, stop=["the", "The"]), 0),
+        (texts[5], SamplingParams(temperature=0.0, max_tokens=60, structured_outputs=StructuredOutputsParams(
+            regex=r"[a-z]{4} [0-9]{3} [a-z]{30,40}")), 1),
+        (texts[6], greedy(repetition_penalty=1.2, presence_penalty=0.3), 0),
+        (texts[7], SamplingParams(temperature=0.9, top_p=0.9, seed=3, max_tokens=60, ignore_eos=True), -1),
+        (texts[0], greedy(), 0),
+        (texts[8], greedy(max_tokens=1), 0),
+        (texts[9], greedy(min_tokens=30), 5),
+    ]  # fmt: skip
+
+
+def essence(outputs: list[Any]) -> list[Any]:
+    """What a client sees: texts, token ids, reasons, the ranked log-probabilities."""
+    return [
+        (
+            [(one.text, tuple(one.token_ids), one.finish_reason, one.stop_reason, ranks(one.logprobs))
+             for one in output.outputs],
+            ranks(output.prompt_logprobs),
+        )
+        for output in outputs
+    ]  # fmt: skip
+
+
+def ranks(logprobs: Any) -> Any:
+    if logprobs is None:
+        return None
+    return [None if at is None else {token: round(value.logprob, 4) for token, value in at.items()} for at in logprobs]
+
+
+def run(model: Path, config: dict[str, Any] | None, **kwargs: Any) -> tuple[list[Any], Any]:
+    with engine(model, config, **{**CHUNKED, **kwargs}) as one:
+        found = essence(one.outputs(mixed_load()))
+        return found, one.snapshots.snapshot()
+
+
+def test_the_idle_plugin_changes_nothing_on_any_path(model_dir: Path) -> None:
+    expected, _ = run(model_dir, None, block_size=32)
+    found, _ = run(model_dir, {}, block_size=32)
+    assert found == expected
+
+
+def test_relocation_changes_nothing_on_any_path(model_dir: Path) -> None:
+    evicting = {"policy": {**POLICY, "budget_tokens": 40}, "reader": "strict", "check_moves": True}
+    hidden, naive = run(model_dir, {**evicting, "variant": "naive"})
+    for relocation in ("eager", "lazy"):
+        moved, last = run(model_dir, {**evicting, "relocation": relocation, "headroom_blocks": 24})
+        assert moved == hidden, relocation
+        assert last.moves_total > 0
+        assert last.blocks_released_total > naive.blocks_released_total
+        assert last.tokens_evicted_total == naive.tokens_evicted_total > 0
