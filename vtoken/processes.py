@@ -16,6 +16,9 @@ import psutil
 MARK = "VTOKEN_PROCESS_MARK"
 """Environment variable that carries the mark."""
 
+KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
+"""Tells `setproctitle` (vLLM's and Ray's processes name themselves) to leave the environment readable."""
+
 END_TIMEOUT_S = 15.0
 """How long processes may take to end by themselves, before they are told to."""
 
@@ -32,7 +35,7 @@ class Mark:
     @property
     def environment(self) -> dict[str, str]:
         """What a member's environment must contain; its own children inherit it."""
-        return {MARK: self._value}
+        return {MARK: self._value, **KEEP_ENVIRONMENT}
 
     def processes(self) -> list[psutil.Process]:
         """Every living member; never this process."""
@@ -45,7 +48,7 @@ class Mark:
         return found
 
     def end_processes(self, signal_first: signal.Signals | None = None) -> None:
-        """End every member: wait (unless `signal_first`), then SIGTERM, then SIGKILL; returns when none is left."""
+        """End every member: wait (unless `signal_first`), then SIGTERM, then SIGKILL until none is left."""
         steps = [(None, END_TIMEOUT_S), (signal.SIGTERM, TERM_TIMEOUT_S), (signal.SIGKILL, TERM_TIMEOUT_S)]
         if signal_first is not None:
             steps = [(signal_first, TERM_TIMEOUT_S), *steps[1:]]
@@ -56,3 +59,8 @@ class Mark:
                     with contextlib.suppress(psutil.Error):
                         process.send_signal(sign)
             psutil.wait_procs(left, timeout=patience_s)
+        while left := self.processes():  # born while the others were being ended
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(left, timeout=TERM_TIMEOUT_S)

@@ -76,9 +76,10 @@ def test_the_logical_list_keeps_one_entry_per_block_of_logical_length(manager: V
 
 @pytest.mark.parametrize("repeat", [1, 2, 3])
 def test_a_report_applied_again_returns_its_blocks_once(manager: VTokenBlockManager, repeat: int) -> None:
+    ids = start(manager, "a", 64)
+    manager.watch("another", 16)  # a reserve is held while any request evicts
     manager.reserve_target = 2
     manager.refill()
-    ids = start(manager, "a", 64)
     target = next(iter(manager.reserve))
     report = entry(manager, "a", ids[:2], 48, 64, target)
     for _ in range(repeat):
@@ -89,17 +90,31 @@ def test_a_report_applied_again_returns_its_blocks_once(manager: VTokenBlockMana
 
 
 def test_a_report_after_the_end_only_returns_what_it_consumed(manager: VTokenBlockManager) -> None:
+    ids = start(manager, "a", 64)
+    manager.watch("another", 16)  # a reserve is held while any request evicts
     manager.reserve_target = 2
     manager.refill()
-    ids = start(manager, "a", 64)
     target = next(iter(manager.reserve))
     report = entry(manager, "a", ids[:2], 48, 64, target)
     manager.free("a")
     manager.unwatch("a")
-    free = manager.block_pool.get_num_free_blocks()
-    manager.apply(report)
-    assert manager.block_pool.get_num_free_blocks() == free  # one block back, one taken to refill the reserve
-    assert len(manager.reserve) == 2
+    for _ in range(2):
+        manager.apply(report)
+        assert manager.block_pool.get_num_free_blocks() + len(manager.reserve) == BLOCKS - 1
+    assert manager.released_total == 0
+
+
+def test_an_idle_engine_holds_no_reserve_so_that_the_prefix_cache_can_be_reset(manager: VTokenBlockManager) -> None:
+    manager.reserve_target = 4
+    manager.new_step_starts()
+    assert not manager.reserve
+    start(manager, "a", 64)
+    manager.new_step_starts()
+    assert len(manager.reserve) == 4
+    manager.free("a")
+    manager.unwatch("a")
+    assert manager.block_pool.get_num_free_blocks() == BLOCKS - 1
+    assert manager.block_pool.reset_prefix_cache()
 
 
 def test_a_report_of_an_earlier_life_does_not_touch_the_new_one(manager: VTokenBlockManager) -> None:
@@ -139,7 +154,7 @@ def test_a_reserve_that_eats_the_pool_is_refused_with_the_numbers(manager: VToke
 
     coordinator = SimpleNamespace(single_type_managers=[manager])
     cache = SimpleNamespace(coordinator=coordinator, block_pool=manager.block_pool, max_model_len=256)
-    with pytest.raises(ConfigError, match="headroom_blocks = 17 is not valid: allowed is at most 16: the pool has 32"):
+    with pytest.raises(ConfigError, match="headroom_blocks = 17 is not valid: allowed is 0 to 16: the pool has 32"):
         SchedulerSide(VTokenConfig(headroom_blocks=17)).bind(cache)  # type: ignore[arg-type]
     assert not manager.reserve
 

@@ -157,7 +157,7 @@ def aborting(model_dir: Path) -> Iterator[dict[str, OfflineEngine]]:
 
 
 def test_a_full_pool_preempts_and_still_returns_everything(model_dir: Path) -> None:
-    """40 blocks for 8 requests that need 8 each at their budget: preemptions, resumes, no leak."""
+    """40 blocks for 12 requests that need 5 to 6 each at their budget: preemptions, resumes, no leak."""
     config = {"policy": POLICY, "check_moves": True}
     with engine(model_dir, config, num_gpu_blocks_override=41, max_model_len=512) as one:
         texts = one.run(prompts(12), max_tokens=150, ignore_eos=True)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vtoken.core.config import VTokenConfig
+from vtoken.core.config import Variant, VTokenConfig
 from vtoken.core.ledger import PhysicalLedger
 from vtoken.core.plan import Plan
-from vtoken.core.shard import RequestStart, Row, RowStep, Shard, Step
+from vtoken.core.rows import RequestStart, Row, RowStep, Step
+from vtoken.core.shard import Shard
 from vtoken.core.table import RowState
 from vtoken.core.wire import Grant, Report, RequestGrant
 
@@ -37,9 +38,12 @@ class Request:
     sealed: int = 0
     begins: bool = True
     growth: list[int] = field(default_factory=list)
+    diverges: bool = False  # what it generates is its own; otherwise it is the family's, as with one greedy prompt
 
     def owner(self, token: int) -> int:
         """Whose content a token is: the family's in the prompt, the request's own behind it."""
+        if self.family >= 0 and not self.diverges:
+            return self.family
         return self.family if token < self.start.prompt_tokens else self.key
 
 
@@ -83,7 +87,7 @@ class ToyEngine:
     def hits(self, request: Request) -> list[int]:
         """Cached blocks of the request's prompt, taken for it; its last token is always computed."""
         found: list[int] = []
-        for index in range((request.start.prompt_tokens - 1) // self.size if request.family >= 0 else 0):
+        for index in range((request.known - 1) // self.size if request.family >= 0 else 0):
             block = self.cached.get((request.family, index))
             if block is None:
                 break
@@ -94,10 +98,11 @@ class ToyEngine:
         return found
 
     def seal(self, request: Request) -> None:
-        """Hash the full blocks of the prompt that are computed by now."""
+        """Hash the full blocks that are computed by now; only the prompt's of a request that evicts."""
         if request.family < 0 or self.ledger.detached(request.name):
             return
-        full = min(request.length, request.start.prompt_tokens) // self.size
+        evicts = request.start.options.evicts and self.shard.config.variant is not Variant.NATIVE
+        full = min(request.length, request.start.prompt_tokens if evicts else request.length) // self.size
         for index in range(request.sealed, full):
             block = request.blocks[index]
             self.hashed[block] = self.memory[block * self.size : (block + 1) * self.size].copy()
@@ -165,9 +170,7 @@ class ToyEngine:
                 continue
             rows.append(self._schedule(request, count))
             shared = tuple(b for b in request.blocks if self.refs[b] > 1)
-            sealed = 0
-            if request.family >= 0 and not self.ledger.detached(name):
-                sealed = min(request.length, request.start.prompt_tokens) // self.size
+            sealed = None if self.ledger.detached(name) or request.family < 0 else self.sealed_by_now(request)
             grants[name] = RequestGrant(self.ledger.incarnation(name), tuple(request.growth), sealed, shared)
             request.growth = []
         step = Step(tuple(rows), tuple(self.ended), tuple(self.preempted),
@@ -210,8 +213,15 @@ class ToyEngine:
         self._write_and_read(step)
         self.flights += self.shard.evacuations()
 
+    def sealed_by_now(self, request: Request) -> int:
+        """Blocks hashed once the scheduled step has run."""
+        return max(request.sealed, min(request.length, request.start.prompt_tokens) // self.size)
+
     def copy(self, plan: Plan) -> None:
         assert not np.isin(plan.dst_slots, plan.src_slots).any()
+        for block in set((plan.dst_slots // self.size).tolist()):
+            assert block not in self.hashed, "a move writes into the prefix cache"
+            assert self.refs[block] <= 1, "a move writes into a shared block"
         self.memory[plan.dst_slots] = self.memory[plan.src_slots]
 
     def _write_and_read(self, step: Step) -> None:

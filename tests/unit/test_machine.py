@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.unit.model_engine import ToyEngine
 from vtoken.core.config import PolicyOptions, Relocation, Variant, VTokenConfig
-from vtoken.core.shard import RequestStart
+from vtoken.core.rows import RequestStart
 
 SIZE, CAPACITY = 4, 40
 

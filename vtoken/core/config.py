@@ -50,6 +50,13 @@ def _check_ratio(key: str, value: object, low: float, high: float) -> float:
     return float(value)
 
 
+OPTIONS_KEY = "vtoken"
+"""Where our settings stand: in the engine's connector configuration, in a request's extra arguments
+and in the body of an HTTP request."""
+
+MAX_OPTIONS_CHARS = 4096
+"""Longest JSON text of one request's options."""
+
 MAX_TOKENS = 1 << 24
 """Upper bound of every setting that counts tokens: beyond any model's positions."""
 
@@ -158,10 +165,12 @@ def parse_request_options(raw: object, default: PolicyOptions) -> PolicyOptions:
     if raw is None:
         return default
     if isinstance(raw, str):
+        if len(raw) > MAX_OPTIONS_CHARS:
+            raise RequestOptionError(OPTIONS_KEY, raw, f"a JSON object of at most {MAX_OPTIONS_CHARS} characters")
         try:
             raw = json.loads(raw)
-        except json.JSONDecodeError:
-            raise RequestOptionError("vtoken", raw, "a JSON object") from None
+        except (ValueError, RecursionError):  # more than JSONDecodeError: huge numbers, deep nesting
+            raise RequestOptionError(OPTIONS_KEY, raw, "a JSON object") from None
     if not isinstance(raw, Mapping):
         raise RequestOptionError("vtoken", raw, "an object such as {'policy': 'streaming_llm', 'budget_tokens': 512}")
     return default.override(raw)
@@ -178,7 +187,10 @@ class VTokenConfig:
             (0 when nothing can need it, else 8).
         theta_f: lazy mode acts on a request whose F exceeds this share (paper: 0.25).
         batch_blocks: most source blocks of one evacuation plan.
-        check_moves: compare K/V bytes of every move in all layers (invariant I1); for tests and proofs.
+        check_moves: compare K/V bytes of every move in all layers (invariant I1) before it counts; a
+            difference drops the move and ends relocation on this worker. For tests and proofs.
+        poison_released: fill blocks that a plan releases with NaN: a debugging aid that makes every
+            read of freed memory visible.
         hold_seconds: longest time that a waiting request is held while the reserve is short.
     """
 
@@ -190,6 +202,7 @@ class VTokenConfig:
     theta_f: float = 0.25
     batch_blocks: int = 64
     check_moves: bool = False
+    poison_released: bool = False
     hold_seconds: float = 5.0
 
     def __post_init__(self) -> None:
@@ -203,8 +216,9 @@ class VTokenConfig:
             _check_int("headroom_blocks", self.headroom_blocks, 0, MAX_TOKENS)
         object.__setattr__(self, "theta_f", _check_ratio("theta_f", self.theta_f, 0.0, 1.0))
         _check_int("batch_blocks", self.batch_blocks, 1, MAX_TOKENS)
-        if not isinstance(self.check_moves, bool):
-            raise ConfigError("check_moves", self.check_moves, "true or false")
+        for key in ("check_moves", "poison_released"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(key, getattr(self, key), "true or false")
         object.__setattr__(self, "hold_seconds", _check_ratio("hold_seconds", self.hold_seconds, 0.0, 600.0))
 
     @classmethod

@@ -16,6 +16,18 @@ Messages follow one pattern: what happened, the numbers, the setting that fixes 
 
 from __future__ import annotations
 
+MAX_SHOWN_CHARS = 200
+"""How much of a wrong value a message repeats."""
+
+
+def _shown(value: object) -> str:
+    """`repr` of a value that may be anything: huge, deeply nested, an integer too long to print."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}... ({len(text)} characters)"
+
 
 class VTokenError(Exception):
     """Base of all errors that vToken raises on purpose; `str()` is fit for an operator."""
@@ -34,7 +46,7 @@ class ConfigError(VTokenError):
     def __init__(self, key: str, value: object, allowed: str, hint: str = "") -> None:
         self.key, self.value, self.allowed, self.hint = key, value, allowed, hint
         tail = f" {hint}" if hint else ""
-        super().__init__(f"{key} = {value!r} is not valid: allowed is {allowed}.{tail}")
+        super().__init__(f"{key} = {_shown(value)} is not valid: allowed is {allowed}.{tail}")
 
 
 class RequestOptionError(ConfigError):

@@ -82,7 +82,7 @@ def plan_fill(table: TokenTable, around: Surroundings, room_tokens: int) -> Plan
     the row stays holey. Dead blocks leave without a move. Room for `room_tokens` new tokens
     behind the last survivor is kept; surplus blocks are released at once.
     """
-    sealed = around.mask(table.blocks, around.sealed)
+    sealed = around.mask(table.blocks, around.sealed | around.shared)
     occupied = table.n_b > 0
     holey = sealed & occupied & (table.n_b < table.block_size)
     deferral = _why_holey_stay(table, around, sealed, holey, room_tokens)

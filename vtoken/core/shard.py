@@ -15,8 +15,8 @@ Life of a request's row:  (new) -> CLEAN -> evict -> HOLEY -> fill -> DENSE -> g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from vtoken.core.config import PolicyOptions, Relocation, Variant, VTokenConfig
 from vtoken.core.errors import ProtocolError, UnknownRequest
@@ -25,88 +25,18 @@ from vtoken.core.plan import Deferral, Ints, Plan
 from vtoken.core.planner import Surroundings, plan_evacuation, plan_fill, plan_release
 from vtoken.core.policies import load_policy
 from vtoken.core.reserve import GrantedReserve
+from vtoken.core.rows import Counters, RequestStart, Row, RowStep, Step
 from vtoken.core.table import RowState, TokenTable
 from vtoken.core.wire import Grant, Report, RequestGrant, RequestReport
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStart:
-    """What the worker learns once about a request; kept over preemptions until it finishes."""
-
-    options: PolicyOptions
-    prompt_tokens: int
-    prompt_seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowStep:
-    """One scheduled request of a step, in batch order.
-
-    Attributes:
-        blocks: block ids that join it through the engine's own list.
-        computed_tokens: tokens whose K/V exists already.
-        scheduled_tokens: tokens computed in this step.
-        begins: the request (re)starts with exactly these blocks (new, or resumed after preemption).
-    """
-
-    request_id: str
-    blocks: tuple[int, ...]
-    computed_tokens: int
-    scheduled_tokens: int
-    begins: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the engine scheduled."""
-
-    rows: tuple[RowStep, ...] = ()
-    ended: tuple[str, ...] = ()
-    preempted: tuple[str, ...] = ()
-    started: Mapping[str, RequestStart] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """A request that holds blocks on this worker.
-
-    Attributes:
-        table: its token table.
-        forgetting: its eviction state.
-        around: what the scheduler said about its blocks.
-        grant: its last RequestGrant.
-        in_flight: the evacuation plan whose copy has not been committed.
-        write_slots: slots of the tokens that the current step writes.
-        released, consumed: block ids not reported yet.
-        worth_planning: tokens died since evacuation last found nothing to gain here.
-    """
-
-    table: TokenTable
-    forgetting: Forgetting
-    around: Surroundings = field(default_factory=Surroundings)
-    grant: RequestGrant = field(default_factory=lambda: RequestGrant(0))
-    in_flight: Plan | None = None
-    write_slots: Ints | None = None
-    released: list[int] = field(default_factory=list)
-    consumed: list[int] = field(default_factory=list)
-    worth_planning: bool = False
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a shard did since its start; names as in vtoken.core.telemetry.Snapshot."""
-
-    tokens_registered_total: int = 0
-    tokens_evicted_total: int = 0
-    moves_total: int = 0
-    blocks_released_total: int = 0
-    blocks_consumed_total: int = 0
-    plans_deferred_total: int = 0
-    policy_failures_total: int = 0
-
-
 class Shard:
-    """Owner of the token tables, the eviction state and the plans in flight of one worker."""
+    """Owner of the token tables, the eviction state and the plans in flight of one worker.
+
+    Attributes:
+        degraded: why nothing is relocated any more, or "". Policies still evict, dead blocks are still
+            released, holey rows are read by the strict reader: requests go on.
+    """
 
     def __init__(self, config: VTokenConfig, block_size: int, steps_ahead: int = 0) -> None:
         """Start without requests.
@@ -127,23 +57,24 @@ class Shard:
         self._step = Step()
         self._report_sequence = 0
         self.last_policy_failure = ""
+        self.degraded = ""
 
     # ---- a step, in order ------------------------------------------------------------------------
 
     def accept(self, step: Step, grant: Grant) -> list[Plan]:
         """Take over a step's events; the in-flight plans of requests that ended or were preempted.
 
-        The blocks of those plans stay with the reserve; their copies may still be running, so the
-        caller must not let anything write there before they are done.
+        The destinations of those plans go back to the reserve, but their copies may still be running:
+        the caller must stop them, or wait for them, before it does anything else.
 
         Raises:
             ProtocolError: a row continues that never began, or a block is granted twice.
         """
         self._step = step
-        self._starts.update(step.started)
         cancelled = [plan for name in (*step.ended, *step.preempted) for plan in self._end(name)]
         for name in step.ended:
             self._starts.pop(name, None)
+        self._starts.update(step.started)  # after the ends: an id may end and start again in one step
         self._reserve.update(grant)
         for row_step in step.rows:
             if row_step.begins:
@@ -174,7 +105,7 @@ class Shard:
     def evacuations(self) -> list[tuple[Row, Plan]]:
         """Lazy mode: plans for rows whose F exceeds theta_f, one in flight per row, worst first."""
         config = self.config
-        if config.variant is not Variant.VTOKEN or config.relocation is not Relocation.LAZY:
+        if config.variant is not Variant.VTOKEN or config.relocation is not Relocation.LAZY or self.degraded:
             return []
         wasteful = [
             row for row in self.rows.values()
@@ -204,7 +135,11 @@ class Shard:
         self.counters.blocks_consumed_total += len(plan.consumed)
 
     def abandon(self, row: Row | None, plan: Plan) -> None:
-        """The plan's copy failed or its request is gone: nothing changes, the reserve keeps its blocks."""
+        """The plan's copy failed or its request is gone: nothing changes, the reserve keeps its blocks.
+
+        A row whose copy failed is planned for again after its next decision, not at once: what made
+        one copy fail may last.
+        """
         if row is not None:
             row.in_flight = None
         self._reserve.give_back(plan.consumed.tolist())
@@ -286,19 +221,15 @@ class Shard:
             return
         row.table.add_blocks(grant.growth)
         row.grant = grant
-        if step.begins or row.around.sealed or grant.sealed_prefix:
-            row.around = self._surroundings(row, grant)
-
-    def _surroundings(self, row: Row, grant: RequestGrant) -> Surroundings:
-        """Sealed blocks are a prefix of the block list until the first plan, and only leave afterwards."""
-        if row.table.state is RowState.CLEAN:
-            prefix = row.table.blocks[: grant.sealed_prefix].tolist()
-            return Surroundings(frozenset(prefix), frozenset(grant.shared))
-        return replace(row.around, shared=frozenset(grant.shared))
+        if grant.sealed_prefix is not None and row.table.state is RowState.CLEAN:
+            # Sealed blocks are a prefix of the block list until the first plan, and only leave afterwards.
+            row.around = replace(row.around, sealed=frozenset(row.table.blocks[: grant.sealed_prefix].tolist()))
+        if grant.shared is not None:
+            row.around = replace(row.around, shared=frozenset(grant.shared))
 
     def _forget(self, row: Row) -> bool:
         """Ask the policy if it is due; whether tokens died. A failing policy stops evicting for the row."""
-        if not row.forgetting.due(row.table):
+        if not row.grant.incarnation or not row.forgetting.due(row.table):
             return False
         try:
             chosen = row.forgetting.choose(row.table, load_policy(row.forgetting.options.policy))
@@ -314,7 +245,7 @@ class Shard:
 
     def _plan_in_stream(self, row: Row, room_tokens: int) -> list[tuple[Row, Plan]]:
         config = self.config
-        if config.variant is Variant.VTOKEN and config.relocation is Relocation.EAGER:
+        if config.variant is Variant.VTOKEN and config.relocation is Relocation.EAGER and not self.degraded:
             around = replace(row.around, reserve=self._reserve.available())
             found = plan_fill(row.table, around, room_tokens)
         else:

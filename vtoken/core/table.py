@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.core.errors import InvariantViolation, ProtectedToken, ProtocolError, UnknownToken
+from vtoken.core.layout import blocks_after, index_in, places_in
 from vtoken.core.plan import Plan
 
 Ints = npt.NDArray[np.int64]
@@ -46,15 +47,6 @@ def _grown(array: Ints, needed: int) -> Ints:
     bigger = np.full(max(needed, 2 * len(array)), DEAD, dtype=np.int64)
     bigger[: len(array)] = array
     return bigger
-
-
-def _index_in(blocks: Ints, wanted: Ints) -> Ints:
-    """Index of each wanted block id in `blocks`, -1 where it is not there; int64."""
-    if not len(blocks) or not len(wanted):
-        return np.full(len(wanted), DEAD, np.int64)
-    sorter = np.argsort(blocks)
-    index = sorter[np.minimum(np.searchsorted(blocks, wanted, sorter=sorter), len(blocks) - 1)]
-    return np.where(blocks[index] == wanted, index, DEAD)
 
 
 class TokenTable:
@@ -227,43 +219,27 @@ class TokenTable:
         Raises:
             ProtocolError: the plan does not fit this table (a source is gone). Nothing has changed.
         """
-        before = self.occupants()
-        after, origin = self._order_after(plan)
+        after = blocks_after(self._blocks, plan)
+        origin = index_in(self._blocks, after)
+        alive = self._alive(plan)
         layout = np.full((len(after), self.block_size), DEAD, np.int64)
-        kept = origin >= 0
-        layout[kept] = before[origin[kept]]
+        layout[origin >= 0] = self.occupants()[origin[origin >= 0]]
         flat = layout.reshape(-1)
-        moving, source, target = self._surviving_moves(plan, after)
-        if (flat[target] >= 0).any() or len(np.unique(target)) != len(target):
-            raise ProtocolError(f"a plan of {len(target)} moves writes over live tokens")
+        source = places_in(after, plan.src_slots[alive], self.block_size)
+        target = places_in(after, plan.dst_slots[alive], self.block_size)
+        if (target < 0).any() or (flat[target] >= 0).any() or len(np.unique(target)) != len(target):
+            raise ProtocolError(f"a plan of {len(target)} moves writes over live tokens or outside the request")
         flat[source[source >= 0]] = DEAD
-        flat[target] = moving
+        flat[target] = plan.token_ids[alive]
         self._install(after, flat, plan.tail_after(self.tail, self.block_size))
 
-    def _order_after(self, plan: Plan) -> tuple[Ints, Ints]:
-        """Block ids after the plan and, for each, its index before (-1 for a block from the reserve)."""
-        keep = ~np.isin(self._blocks, plan.released)
-        if int((~keep).sum()) != len(plan.released):
-            raise ProtocolError(f"a plan releases blocks {plan.released.tolist()}, some of which are not held")
-        if plan.order is not None:
-            late = self._blocks[keep & ~np.isin(self._blocks, plan.order)]
-            after = np.concatenate([plan.order, late])
-        else:
-            first = int(np.flatnonzero(~keep)[0]) if len(plan.released) else 0
-            rest = self._blocks[first:][keep[first:]]
-            after = np.concatenate([self._blocks[:first], plan.consumed, rest])
-        return after, _index_in(self._blocks, after)
-
-    def _surviving_moves(self, plan: Plan, after: Ints) -> tuple[Ints, Ints, Ints]:
-        """Token ids still live, and their flat positions in the new layout before (-1 if gone) and after."""
-        size = self.block_size
-        alive = self._position[plan.token_ids] >= 0
-        if (self._slots_at(self._position[plan.token_ids[alive]]) != plan.src_slots[alive]).any():
+    def _alive(self, plan: Plan) -> npt.NDArray[np.bool_]:
+        """Which of the plan's tokens are still live; they must lie where the plan was made."""
+        position = self._position[plan.token_ids]
+        alive = position >= 0
+        if (self._slots_at(position[alive]) != plan.src_slots[alive]).any():
             raise ProtocolError("a plan moves a token that no longer lies where the plan was made")
-        src, dst = plan.src_slots[alive], plan.dst_slots[alive]
-        index = _index_in(after, src // size)
-        source = np.where(index >= 0, index * size + src % size, -1)
-        return plan.token_ids[alive], source, _index_in(after, dst // size) * size + dst % size
+        return alive
 
     def _install(self, blocks: Ints, flat: Ints, tail: int) -> None:
         taken = np.flatnonzero(flat >= 0)

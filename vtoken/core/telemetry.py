@@ -31,6 +31,7 @@ class Snapshot:
         dead_slots: allocated_blocks * S - live_tokens.
         reclaimable_blocks: sum over requests of allocated - ceil(live / S).
         inflight_plans: evacuation plans whose copy is not committed.
+        degraded: 1 once a failed check has ended relocation on the worker, else 0.
         running_requests, waiting_requests: vLLM's scheduler queues.
         preemptions_total, steps_total: of this engine since its start.
         tokens_registered_total, tokens_evicted_total: since start.
@@ -59,6 +60,7 @@ class Snapshot:
     dead_slots: int = 0
     reclaimable_blocks: int = 0
     inflight_plans: int = 0
+    degraded: int = 0
     running_requests: int = 0
     waiting_requests: int = 0
     preemptions_total: int = 0

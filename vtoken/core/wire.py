@@ -35,14 +35,16 @@ class RequestGrant:
     Attributes:
         incarnation: changes when the request loses its blocks (preemption); a Report must quote it.
         growth: blocks for the physical tail, granted outside vLLM's own block list.
-        sealed_prefix: so many leading blocks of its prompt are hashed for the prefix cache.
-        shared: block ids among those that other requests refer to now.
+        sealed_prefix: so many leading blocks of the request are in the prefix cache and must not be
+            written; None: as many as said before.
+        shared: block ids among those that other requests refer to; None: as said before. May be a few
+            steps old: it decides what is worth moving, never what may be written.
     """
 
     incarnation: int
     growth: tuple[int, ...] = ()
-    sealed_prefix: int = 0
-    shared: tuple[int, ...] = ()
+    sealed_prefix: int | None = None
+    shared: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from vtoken.core.config import VTokenConfig
+from vtoken.core.config import OPTIONS_KEY, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.engine.plugin import CONNECTOR_NAME
 
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 CPU_WORKER = "vtoken.engine.worker.VTokenCPUWorker"
 """Worker class on CPU; the CUDA worker joins it with the GPU path."""
-
-EXTRA_KEY = "vtoken"
-"""Where our settings travel inside `kv_connector_extra_config`."""
 
 
 def engine_args(config: VTokenConfig, **overrides: Any) -> dict[str, Any]:
@@ -32,7 +29,7 @@ def engine_args(config: VTokenConfig, **overrides: Any) -> dict[str, Any]:
         "kv_transfer_config": KVTransferConfig(
             kv_connector=CONNECTOR_NAME,
             kv_role="kv_both",
-            kv_connector_extra_config={EXTRA_KEY: config.to_mapping()},
+            kv_connector_extra_config={OPTIONS_KEY: config.to_mapping()},
         ),
     }
     for key in ours:
@@ -46,7 +43,7 @@ def serve_flags(config: VTokenConfig) -> list[str]:
     transfer = {
         "kv_connector": CONNECTOR_NAME,
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {EXTRA_KEY: config.to_mapping()},
+        "kv_connector_extra_config": {OPTIONS_KEY: config.to_mapping()},
     }
     return ["--worker-cls", CPU_WORKER, "--kv-transfer-config", json.dumps(transfer)]
 
@@ -58,5 +55,5 @@ def config_of(vllm_config: VllmConfig) -> VTokenConfig:
         ConfigError: an impossible setting, named as in `kv_connector_extra_config`.
     """
     transfer = vllm_config.kv_transfer_config
-    raw = {} if transfer is None else transfer.kv_connector_extra_config.get(EXTRA_KEY, {})
-    return VTokenConfig.from_mapping(raw, prefix=EXTRA_KEY)
+    raw = {} if transfer is None else transfer.kv_connector_extra_config.get(OPTIONS_KEY, {})
+    return VTokenConfig.from_mapping(raw, prefix=OPTIONS_KEY)

@@ -21,7 +21,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from vtoken.core.config import Reader
-from vtoken.core.shard import Row
+from vtoken.core.rows import Row
 from vtoken.core.table import RowState
 from vtoken.device.strict_reader import StrictRows, attend
 from vtoken.engine import session

@@ -14,6 +14,7 @@ reaches the worker in the Grant, not through vLLM's list, whose row has room for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -22,6 +23,18 @@ from vllm.v1.request import Request
 
 from vtoken.core.ledger import PhysicalLedger
 from vtoken.core.wire import Report, RequestGrant, RequestReport
+
+SHARED_EVERY_GRANTS = 16
+"""Which of a request's blocks are shared is looked up again after so many of its steps."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the worker knows about one request's blocks, and when to look again."""
+
+    sealed_prefix: int = 0
+    shared: tuple[int, ...] = ()
+    grants: int = 0
 
 
 class VTokenBlockManager(FullAttentionManager):
@@ -37,6 +50,7 @@ class VTokenBlockManager(FullAttentionManager):
         self._extra: dict[str, list[KVCacheBlock]] = {}
         self._growth: dict[str, list[int]] = {}  # granted, not sent to the worker yet
         self._held: dict[str, int] = {}  # real blocks held, by detached request
+        self._told: dict[str, _Told] = {}
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -45,8 +59,10 @@ class VTokenBlockManager(FullAttentionManager):
         self._evicting[request_id] = prompt_tokens
 
     def unwatch(self, request_id: str) -> None:
-        """The request is over. Unknown ids are fine."""
+        """The request is over. Unknown ids are fine. After the last one the reserve is free blocks again."""
         self._evicting.pop(request_id, None)
+        if not self._evicting:
+            self._release_reserve()
 
     def held_blocks(self, request_id: str) -> int:
         """Real blocks that the request holds, counted from scratch."""
@@ -55,26 +71,28 @@ class VTokenBlockManager(FullAttentionManager):
 
     def grant(self, request_id: str) -> RequestGrant | None:
         """What the worker must know about a scheduled request; hands over its growth. None: nothing."""
-        prompt_tokens = self._evicting.get(request_id)
-        if prompt_tokens is None:
+        if request_id not in self._evicting:
             return None
-        sealed = 0
-        if self.enable_caching and not self.ledger.detached(request_id):
-            sealed = min(self.num_cached_block.get(request_id, 0), prompt_tokens // self.block_size)
         growth = tuple(self._growth.pop(request_id, ()))
-        return RequestGrant(self.ledger.incarnation(request_id), growth, sealed, self._shared_prefix(request_id))
+        incarnation = self.ledger.incarnation(request_id)
+        if not self.enable_caching:
+            return RequestGrant(incarnation, growth)
+        told = self._told.setdefault(request_id, _Told(grants=-1))
+        told.grants += 1
+        sealed = self.num_cached_block.get(request_id, 0)  # hits may reach behind the prompt after a resume
+        news = sealed if sealed != told.sealed_prefix else None
+        told.sealed_prefix = sealed
+        return RequestGrant(incarnation, growth, news, self._news_of_sharing(request_id, told))
 
-    def _shared_prefix(self, request_id: str) -> tuple[int, ...]:
-        """Ids of the leading blocks that other requests refer to; sharing always is a prefix."""
-        shared: list[int] = []
-        if self.enable_caching:
-            for block in self.req_to_blocks.get(request_id, ()):
-                if block.is_null:
-                    continue
-                if block.ref_cnt <= 1:
-                    break
-                shared.append(block.block_id)
-        return tuple(shared)
+    def _news_of_sharing(self, request_id: str, told: _Told) -> tuple[int, ...] | None:
+        """Ids of the sealed blocks that other requests refer to, if they were looked up and have changed."""
+        if told.grants % SHARED_EVERY_GRANTS:
+            return None
+        listed = self.req_to_blocks.get(request_id, [])[: told.sealed_prefix]
+        shared = tuple(block.block_id for block in listed if block.ref_cnt > 1 and not block.is_null)
+        news = shared if shared != told.shared else None
+        told.shared = shared
+        return news
 
     # ---- the reserve -----------------------------------------------------------------------------
 
@@ -84,10 +102,15 @@ class VTokenBlockManager(FullAttentionManager):
         self.refill()
 
     def refill(self) -> None:
-        """Take free blocks into the reserve up to its target."""
+        """Take free blocks into the reserve up to its target, while there are requests that evict."""
         missing = min(self.reserve_target - len(self.reserve), self.block_pool.get_num_free_blocks())
-        if missing > 0:
+        if missing > 0 and self._evicting:
             self.reserve.update((block.block_id, block) for block in self.block_pool.get_new_blocks(missing))
+
+    def _release_reserve(self) -> None:
+        """Nobody needs it: an idle engine holds no block, so that its prefix cache can be reset."""
+        reserve, self.reserve = self.reserve, {}
+        self._free(list(reserve.values()))
 
     # ---- reports ---------------------------------------------------------------------------------
 
@@ -161,8 +184,11 @@ class VTokenBlockManager(FullAttentionManager):
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """As in vLLM, with the blocks that have no logical index. Ends the request's incarnation."""
         self.ledger.forget(request_id)
+        self._told.pop(request_id, None)
         self._growth.pop(request_id, None)
         self._held.pop(request_id, None)
         extra = self._extra.pop(request_id, [])
         listed: list[KVCacheBlock] = super().pop_blocks_for_free(request_id)
+        if not self.req_to_blocks:
+            self._release_reserve()
         return listed + extra

@@ -68,7 +68,8 @@ def _model_checks(config: VllmConfig) -> list[Check]:
 
 def _parallel_checks(config: VllmConfig) -> list[Check]:
     parallel = config.parallel_config
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size")
+    kinds = ("tensor", "pipeline", "data", "decode_context", "prefill_context")
+    names = [f"{kind}_parallel_size" for kind in kinds]
     found = {name: int(getattr(parallel, name)) for name in names}
     return [
         Check(name.removesuffix("_size").replace("_", " "), str(value), value == 1, f"{name}=1")
@@ -139,10 +140,12 @@ def require_engaged(config: VllmConfig, kv_cache_config: Any) -> None:
 
 
 def _refuse_position_dependent(name: str, implementation: Any) -> None:
-    """ALiBi needs logical distances, which dense rows do not keep; sinks are unknown to the strict reader."""
-    for feature in ("alibi_slopes", "sinks"):
+    """ALiBi needs logical distances, which dense rows do not keep; the strict reader knows no learned
+    sinks; layers that share a cache would be moved twice.
+    """
+    for feature in ("alibi_slopes", "sinks", "kv_sharing_target_layer_name"):
         if getattr(implementation, feature, None) is not None:
             raise UnsupportedError(
                 f"vToken does not support this model: its attention uses {feature} (layer {name}). "
-                "Choose a model with rotary positions and without attention sinks in its weights."
+                "Choose one with rotary positions, without learned sinks and without layers that share a cache."
             )

@@ -114,7 +114,7 @@ class OfflineEngine:
         for name, (prompt, params, priority) in zip(names, requests, strict=True):
             given = prompt if isinstance(prompt, str) else TokensPrompt(prompt_token_ids=prompt)
             self._engine.add_request(name, given, params, priority=priority)
-        done = {}
+        done: dict[str, Any] = {}
         while self.busy:
             done |= {output.request_id: output for output in self._engine.step()}
         self.settle()

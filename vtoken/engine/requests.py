@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vtoken.core.config import PolicyOptions, VTokenConfig, parse_request_options
+from vtoken.core.config import OPTIONS_KEY, PolicyOptions, VTokenConfig, parse_request_options
 from vtoken.core.errors import ConfigError
 from vtoken.core.policies import load_policy
 
@@ -25,7 +25,7 @@ def options_of(params: SamplingParams | None, config: VTokenConfig) -> tuple[Pol
     """The effective options, and what was wrong with the request's own (then the default holds)."""
     if params is None:
         return PolicyOptions(), None  # pooling models: nothing to evict
-    raw = (params.extra_args or {}).get("vtoken")
+    raw = (params.extra_args or {}).get(OPTIONS_KEY)
     try:
         options = parse_request_options(raw, config.policy)
         if options.evicts:

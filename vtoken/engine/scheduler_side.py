@@ -27,17 +27,20 @@ logger = logging.getLogger("vllm.vtoken")
 AUTO_HEADROOM_BLOCKS = 8
 """Reserve when `headroom_blocks` is not set and evacuation can happen."""
 
-SHARED_SCAN_SECONDS = 0.25
+SHARED_SCAN_SECONDS = 1.0
 """Shared blocks are counted by a scan over the pool, at most this often."""
 
 
-def headroom_target(config: VTokenConfig, prefix_caching: bool) -> int:
-    """Blocks to keep in reserve: as configured, else only where an evacuation can need them."""
+def headroom_target(config: VTokenConfig, prefix_caching: bool, spare_blocks: int) -> int:
+    """Blocks to keep in reserve: as configured, else only where an evacuation can need them, and only
+    out of the `spare_blocks` that one request of the longest length leaves.
+    """
     if config.headroom_blocks is not None:
         return config.headroom_blocks
     if config.variant is not Variant.VTOKEN:
         return 0
-    return AUTO_HEADROOM_BLOCKS if config.relocation is Relocation.LAZY or prefix_caching else 0
+    wanted = AUTO_HEADROOM_BLOCKS if config.relocation is Relocation.LAZY or prefix_caching else 0
+    return max(min(wanted, spare_blocks), 0)
 
 
 class SchedulerSide:
@@ -77,18 +80,19 @@ class SchedulerSide:
                 "Start it with the arguments of vtoken.engine.args (worker_cls and kv_transfer_config together)."
             )
         self._manager = managers[0]
-        target = headroom_target(self.config, self._manager.enable_caching)
         capacity = cache.block_pool.num_gpu_blocks - 1
         longest = -(-cache.max_model_len // self._manager.block_size)
-        if target > capacity - longest:
+        spare = capacity - longest
+        target = headroom_target(self.config, self._manager.enable_caching, spare)
+        lazy = self.config.variant is Variant.VTOKEN and self.config.relocation is Relocation.LAZY
+        if target > max(spare, 0) or (lazy and not target):
             raise ConfigError(
                 "vtoken.headroom_blocks", target,
-                f"at most {max(capacity - longest, 0)}: the pool has {capacity} blocks, and one request of "
+                f"{int(lazy)} to {max(spare, 0)}: the pool has {capacity} blocks, and one request of "
                 f"max_model_len = {cache.max_model_len} tokens takes {longest}",
                 "Lower it or max_model_len, or raise num_gpu_blocks_override or kv_cache_memory_bytes.",
             )  # fmt: skip
         self._manager.reserve_target = target
-        self._manager.refill()
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -110,6 +114,7 @@ class SchedulerSide:
         """Admission hold: wait while the reserve is short and running requests may refill it.
 
         Never longer than `hold_seconds`, and never when nothing runs: then nothing would end the wait.
+        vLLM does not hold requests for prompt log-probabilities: it admits them whatever this says.
         """
         manager = self.manager
         if len(manager.reserve) >= manager.reserve_target or not manager.req_to_blocks:
@@ -156,7 +161,7 @@ class SchedulerSide:
         }
 
     def _shared_blocks(self) -> int:
-        if not self.manager.enable_caching:
+        if not self.manager.enable_caching or not self.manager.req_to_blocks:
             return 0
         counted_at, shared = self._shared
         if self._clock() - counted_at >= SHARED_SCAN_SECONDS:

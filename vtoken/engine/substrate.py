@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vtoken.core.config import VTokenConfig
-from vtoken.core.plan import Plan
-from vtoken.core.shard import Row, Shard, Step
+from vtoken.core.plan import NONE, Ints, Plan
+from vtoken.core.rows import Row, Step
+from vtoken.core.shard import Shard
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.device.copy_engine import CopyEngine, Ticket
 
@@ -46,13 +47,13 @@ class Substrate:
     """Owner of the shard, the copy engine and the copies in flight of one worker."""
 
     def __init__(
-        self, config: VTokenConfig, block_size: int, engine: CopyEngine, batch: Callable[[], list[str]]
+        self, config: VTokenConfig, block_size: int, copies: CopyEngine, batch: Callable[[], list[str]]
     ) -> None:
         """`batch()` gives the request ids in the order in which the runner has arranged the step."""
         self.config = config
         self.batch = batch
         self.shard = Shard(config, block_size)  # no step ahead: the matrix refuses asynchronous scheduling
-        self.engine = engine
+        self.copies = copies
         self._flights: list[_Flight] = []
         self._steps = 0
         self._seconds = 0.0
@@ -63,8 +64,8 @@ class Substrate:
 
     def bind_caches(self, caches: Mapping[str, torch.Tensor]) -> None:
         """Take the engine's K/V tensors, by layer name; once, at start-up."""
-        self.engine.bind(caches)
-        self.engine.start()
+        self.copies.bind(caches)
+        self.copies.start()
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class Substrate:
         """Start copying what evacuation planned; the engine goes on meanwhile."""
         started = time.perf_counter()
         for row, plan in self.shard.evacuations():
-            self._flights.append(_Flight(row, plan, self.engine.submit(plan.src_slots, plan.dst_slots)))
+            self._flights.append(_Flight(row, plan, self.copies.submit(plan.src_slots, plan.dst_slots)))
         self._seconds += time.perf_counter() - started
 
     def report(self) -> Report | None:
@@ -102,7 +103,7 @@ class Substrate:
     def _stop(self, flight: _Flight) -> None:
         """Its request is gone and its destinations go back to the reserve: nothing may land there later."""
         flight.row = None
-        if not self.engine.cancel(flight.ticket):
+        if not self.copies.cancel(flight.ticket):
             flight.ticket.settled.wait()
 
     def _land(self) -> None:
@@ -110,7 +111,7 @@ class Substrate:
         pending: list[_Flight] = []
         for flight in self._flights:
             assert flight.row is not None
-            if not self.engine.poll(flight.ticket):
+            if not self.copies.poll(flight.ticket):
                 pending.append(flight)
             elif flight.ticket.error is not None:
                 logger.error("a copy of %d tokens failed and was dropped: %s", len(flight.plan.token_ids),
@@ -133,15 +134,32 @@ class Substrate:
         src = np.concatenate([plan.src_slots for _, plan in plans])
         dst = np.concatenate([plan.dst_slots for _, plan in plans])
         if len(src):
-            self.engine.copy(src, dst)
+            self.copies.copy(src, dst)
         for row, plan in plans:
             self._commit(row, plan)
 
     def _commit(self, row: Row, plan: Plan) -> None:
+        """Switch the row to its new layout, unless the bytes did not arrive as they left (I1)."""
         if self.config.check_moves and len(plan.token_ids):
             self._checks += 1
-            self._failures += self.engine.verify(plan.src_slots, plan.dst_slots) > 0
+            if wrong := self.copies.verify(plan.src_slots, plan.dst_slots):
+                self._fail_check(row, plan, wrong)
+                return
+        released = self._private(row, plan) if self.config.poison_released else NONE
         self.shard.commit(row, plan)
+        self.copies.poison(released)
+
+    def _fail_check(self, row: Row, plan: Plan, wrong: int) -> None:
+        """The sources are intact and the table still points there: serve on, but relocate nothing more."""
+        self._failures += 1
+        self.shard.abandon(row, plan)
+        self.shard.degraded = f"I1: {wrong} of the {len(plan.token_ids)} moved tokens' layers differ after a copy"
+        logger.error("%s; relocation is off on this worker until it restarts", self.shard.degraded)
+
+    def _private(self, row: Row, plan: Plan) -> Ints:
+        """The plan's released blocks that nobody else may read: neither cached nor shared."""
+        kept = row.around.sealed | row.around.shared
+        return np.array([block for block in plan.released.tolist() if block not in kept], np.int64)
 
     # ---- what attention reads --------------------------------------------------------------------
 
@@ -160,14 +178,15 @@ class Substrate:
         now = time.monotonic()
         if self._quiet or now - self._occupancy_at >= OCCUPANCY_SECONDS:
             self._occupancy, self._occupancy_at = self.shard.occupancy(), now
-        copies = self.engine.counters()
+        counted = self.copies.counters()
         return {
             **self._occupancy,
             **asdict(self.shard.counters),
+            "degraded": int(bool(self.shard.degraded)),
             "steps_total": self._steps,
-            "moved_bytes_total": copies.bytes,
-            "copies_total": copies.copies,
-            "copy_seconds_total": copies.seconds,
+            "moved_bytes_total": counted.bytes,
+            "copies_total": counted.copies,
+            "copy_seconds_total": counted.seconds,
             "move_checks_total": self._checks,
             "move_check_failures_total": self._failures,
             "substrate_seconds_total": self._seconds,
@@ -175,4 +194,4 @@ class Substrate:
 
     def close(self) -> None:
         """Wait for running copies and stop the copy engine's thread."""
-        self.engine.close()
+        self.copies.close()

@@ -12,7 +12,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vtoken.core.config import Reader, Variant
 from vtoken.core.policies import load_policy
-from vtoken.core.shard import RequestStart, RowStep, Step
+from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.device.cpu_copy import CpuCopyEngine
 from vtoken.device.strict_reader import warm_up
 from vtoken.engine import capabilities, session

@@ -11,9 +11,10 @@ from vtoken.core.policies.base import Policy
 GROUP = "vtoken.policies"
 
 
-def policy_names() -> list[str]:
-    """Names that `policy:` accepts, sorted; "none" never evicts."""
-    return sorted({"none", *(point.name for point in entry_points(group=GROUP))})
+@cache
+def policy_names() -> tuple[str, ...]:
+    """Names that `policy:` accepts, sorted; "none" never evicts. Read once per process."""
+    return tuple(sorted({"none", *(point.name for point in entry_points(group=GROUP))}))
 
 
 @cache
@@ -21,10 +22,14 @@ def load_policy(name: str) -> Policy:
     """The policy registered as `name` (one stateless instance per process).
 
     Raises:
-        ConfigError: no installed package registers that name.
+        ConfigError: no installed package registers that name, or its package does not load.
     """
-    points = list(entry_points(group=GROUP, name=name))
-    if not points:
+    if name == "none" or name not in policy_names():
         raise ConfigError("policy", name, "one of " + ", ".join(policy_names()))
-    policy: Policy = points[0].load()()
+    (point, *_) = entry_points(group=GROUP, name=name)
+    try:
+        policy: Policy = point.load()()
+    except Exception as error:  # noqa: BLE001 - a stranger's package; one request must not end the engine
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError("policy", name, f"a policy whose package loads ({point.value}: {reason})") from None
     return policy

@@ -1,0 +1,191 @@
+"""The worker's substrate over a real copy engine: copies that are slow, fail, arrive wrong or outlive their request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from vtoken.core.config import PolicyOptions, Relocation, VTokenConfig
+from vtoken.core.rows import RequestStart, RowStep, Step
+from vtoken.core.table import RowState
+from vtoken.core.wire import Grant, RequestGrant
+from vtoken.device.copy_engine import Slots, Ticket, TicketState
+from vtoken.device.cpu_copy import CpuCopyEngine
+from vtoken.device.errors import CopyFailed
+from vtoken.engine.substrate import Substrate
+
+SIZE, BLOCKS = 16, 24
+RESERVE = (20, 21, 22, 23)
+OPTIONS = PolicyOptions("random", 40, None, 8, protect_sinks=2, protect_recent=8)
+
+
+class Held(CpuCopyEngine):
+    """The real engine, with asynchronous copies that wait for `go`, and faults on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.fail = self.corrupt = False
+
+    def submit(self, src: Slots, dst: Slots) -> Ticket:
+        ticket = Ticket(1, src, dst, TicketState.RUNNING)
+
+        def work() -> None:
+            self.go.wait(30)
+            if self.fail:
+                ticket.settle(TicketState.FAILED, CopyFailed("made to fail"))
+                return
+            self.copy(src, dst)
+            ticket.settle(TicketState.DONE)
+
+        threading.Thread(target=work, daemon=True).start()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> bool:
+        return False
+
+    def copy(self, src: Slots, dst: Slots) -> None:
+        super().copy(src, dst)
+        if self.corrupt and len(dst):
+            self.poison(np.array([dst[0] // SIZE]))
+
+
+class Bench:
+    """One request on one worker, step by step; its cache holds the token id in every element."""
+
+    def __init__(self, relocation: Relocation) -> None:
+        self.copies = Held()
+        config = VTokenConfig(relocation=relocation, theta_f=0.1, check_moves=True)
+        self.substrate = Substrate(config, SIZE, self.copies, lambda: ["a"])
+        self.cache = torch.full((BLOCKS, 2, SIZE, 2 * 16), -1.0)
+        self.substrate.bind_caches({"layer": self.cache})
+        self.length = 0
+        self.blocks = list(range(1, 20))
+
+    def step(self, tokens: int, **step: tuple[str, ...]) -> None:
+        begins = self.length == 0
+        rows = () if "ended" in step else (RowStep("a", tuple(self._new(tokens)), self.length, tokens, begins),)
+        started = {"a": RequestStart(OPTIONS, 64, 1)} if begins else {}
+        grant = Grant(RESERVE, 0, {"a": RequestGrant(1)} if rows else {})
+        self.substrate.before_forward(Step(rows, started=started, **step), grant)
+        if rows:
+            self._write(tokens)
+        self.length += tokens if rows else 0
+        self.substrate.after_forward()
+
+    def _new(self, tokens: int) -> list[int]:
+        """Blocks by logical length, as vLLM gives them before the first report."""
+        held = -(-self.length // SIZE)
+        return [self.blocks.pop(0) for _ in range(-(-(self.length + tokens) // SIZE) - held)]
+
+    def _write(self, tokens: int) -> None:
+        slots = self.substrate.rows_of(["a"])[0].write_slots
+        assert slots is not None
+        for offset, slot in enumerate(slots):
+            self._tokens_at(int(slot))[:] = self.length + offset
+
+    def _tokens_at(self, slot: int) -> torch.Tensor:
+        """K of one slot in the packed layout: [heads, head_dim]."""
+        return self.cache[slot // SIZE].view(2, 2, 16 * SIZE)[:, 0].view(2, 16, SIZE)[:, :, slot % SIZE]
+
+    def seen(self) -> list[int]:
+        """Token ids that attention would read, from memory."""
+        return [int(self._tokens_at(int(slot))[0, 0]) for slot in self.row.table.live_slots()]
+
+    @property
+    def row(self):
+        return self.substrate.rows_of(["a"])[0]
+
+    def statistics(self) -> dict:
+        return {**self.substrate.statistics(), **self.substrate.shard.occupancy()}
+
+
+@pytest.fixture(params=[Relocation.EAGER, Relocation.LAZY])
+def bench(request) -> Iterator[Bench]:
+    made = Bench(request.param)
+    yield made
+    made.copies.go.set()
+    made.substrate.close()
+
+
+@pytest.fixture
+def lazy() -> Iterator[Bench]:
+    made = Bench(Relocation.LAZY)
+    yield made
+    made.copies.go.set()
+    made.substrate.close()
+
+
+def until_planned(bench: Bench) -> None:
+    bench.step(64)
+    bench.step(1)
+    assert bench.statistics()["inflight_plans"] == 1
+
+
+def test_attention_reads_the_live_tokens_whatever_moves(bench: Bench) -> None:
+    bench.copies.go.set()
+    bench.step(64)
+    for _ in range(100):
+        bench.step(1)
+        assert bench.seen() == bench.row.table.live_ids().tolist()
+        bench.substrate.shard.check_invariants()
+    assert bench.statistics()["moves_total"] > 0
+    assert bench.statistics()["move_check_failures_total"] == 0
+
+
+def test_the_engine_goes_on_while_a_copy_is_slow_and_the_table_switches_when_it_is_done(lazy: Bench) -> None:
+    until_planned(lazy)
+    before = lazy.row.table.blocks.tolist()
+    for _ in range(5):
+        lazy.step(1)
+        assert lazy.row.table.blocks.tolist()[: len(before)] == before
+        assert lazy.seen() == lazy.row.table.live_ids().tolist()
+    lazy.copies.go.set()
+    while lazy.statistics()["moves_total"] == 0:
+        lazy.step(1)
+    assert set(lazy.row.table.blocks.tolist()) & set(RESERVE)
+    assert lazy.seen() == lazy.row.table.live_ids().tolist()
+
+
+def test_a_failed_copy_changes_nothing_and_its_blocks_can_be_used_again(lazy: Bench) -> None:
+    until_planned(lazy)
+    before = lazy.row.table.blocks.tolist()
+    lazy.copies.fail = True
+    lazy.copies.go.set()
+    while lazy.row.in_flight is not None:
+        lazy.step(1)
+    assert lazy.row.table.blocks.tolist()[: len(before)] == before
+    assert lazy.seen() == lazy.row.table.live_ids().tolist()
+    assert lazy.substrate.shard._reserve.available() == RESERVE
+    lazy.copies.fail = False
+    for _ in range(40):
+        lazy.step(1)
+        assert lazy.seen() == lazy.row.table.live_ids().tolist()
+    assert lazy.statistics()["moves_total"] > 0
+
+
+def test_a_request_that_ends_during_its_copy_gives_the_reserve_back_after_the_copy(lazy: Bench) -> None:
+    until_planned(lazy)
+    threading.Timer(0.2, lazy.copies.go.set).start()
+    lazy.step(0, ended=("a",))  # waits: nothing may land in the reserve afterwards
+    assert lazy.copies.go.is_set()
+    assert lazy.statistics()["tracked_requests"] == lazy.statistics()["inflight_plans"] == 0
+    assert lazy.substrate.shard._reserve.available() == RESERVE
+
+
+def test_bytes_that_arrive_wrong_end_relocation_but_not_the_request(bench: Bench) -> None:
+    bench.copies.corrupt = True
+    bench.copies.go.set()
+    bench.step(64)
+    for _ in range(40):
+        bench.step(1)
+        assert bench.row.table.state in (RowState.CLEAN, RowState.HOLEY), "a wrong move was committed"
+    found = bench.statistics()
+    assert found["move_check_failures_total"] == found["degraded"] == 1
+    assert found["moves_total"] == found["inflight_plans"] == 0
+    assert found["tokens_evicted_total"] > 0
+    assert "differ" in bench.substrate.shard.degraded
