@@ -122,9 +122,9 @@ def _score_visit(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _score_tile(  # type: ignore[no-untyped-def]
-    cache, head, kv_heads, block_size, dim, queries, rows, task, visible, plan, widened, visit, scores, stride
+    cache, head, kv_heads, block_size, dim, queries, rows, task, visible, route, widened, visit, scores, stride
 ):
-    visit_first, visit_unit, visit_rank, visit_straight, lanes, ranks = plan
+    visit_first, visit_unit, visit_rank, visit_straight, lanes, ranks = route
     units = block_size // LANES
     for v in range(task[TASK_VISIT], task[TASK_VISIT_END]):
         if visit_rank[v] >= visible:  # every live slot here is younger than the tile's last query
@@ -244,7 +244,7 @@ def _weigh_tile(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def serve_item(  # type: ignore[no-untyped-def]
-    cache, query, out, head, kv_heads, block_size, dim, group, query_step, out_step, task, slots, plan, stride,
+    cache, query, out, head, kv_heads, block_size, dim, group, query_step, out_step, task, slots, route, stride,
     scratch, scale, cap,
 ):  # fmt: skip
     """Attention of one tile under one KV head: reads `cache`, `query`, writes the tile's part of `out` and scratch."""
@@ -259,7 +259,7 @@ def serve_item(  # type: ignore[no-untyped-def]
     at = task[TASK_TOKEN] * query_step + head * group * dim
     _load_queries(query, at, query_step, queries, group, dim, scale, scratch)
     _score_tile(
-        cache, head, kv_heads, block_size, dim, scratch, rows, task, visible + queries - 1, plan, widened, visit,
+        cache, head, kv_heads, block_size, dim, scratch, rows, task, visible + queries - 1, route, widened, visit,
         scores, stride,
     )  # fmt: skip
     for row in range(rows):  # the query buffer is free now and takes the sums of weights, one per row

@@ -30,7 +30,7 @@ from vtoken.device.errors import BadSlots
 from vtoken.device.layout import CacheGeometry, check_cache
 from vtoken.device.simd import LANES
 from vtoken.device.strict_kernel import scores_stride, scratch_floats
-from vtoken.device.strict_plan import Plan, make_plan
+from vtoken.device.strict_route import Route, make_route
 
 Ints = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
@@ -51,18 +51,16 @@ class StrictRows:
     slots: npt.NDArray[np.int64]
     row_ptr: Ints
     query_ptr: Ints
-    _plans: dict[tuple[int, int], Plan] = field(default_factory=dict, repr=False, compare=False)
+    _routes: dict[int, Route] = field(default_factory=dict, repr=False, compare=False)
 
-    def plan(self, block_size: int, group: int) -> Plan:
-        """Reading order and tiles for one block size and one number of query heads per KV head; kept after the first
-        call.
+    def route(self, group: int) -> Route:
+        """Visits and tiles for one number of query heads per KV head; kept after the first call.
 
         Raises BadSlots when the three arrays contradict each other.
         """
-        key = (block_size, group)
-        if key not in self._plans:
-            self._plans[key] = make_plan(self.slots, self.row_ptr, self.query_ptr, group)
-        return self._plans[key]
+        if group not in self._routes:
+            self._routes[group] = make_route(self.slots, self.row_ptr, self.query_ptr, group)
+        return self._routes[group]
 
 
 def attend(
@@ -90,15 +88,15 @@ def attend(
     """
     geometry = check_cache(kv_cache)
     group = _check_tensors(query, out, geometry)
-    plan = rows.plan(geometry.block_size, group)
-    if not len(plan.tasks):
+    route = rows.route(group)
+    if not len(route.tasks):
         return
-    if plan.last_slot >= geometry.num_slots or plan.last_token > len(query):
+    if route.last_slot >= geometry.num_slots or route.last_token > len(query):
         raise BadSlots(
-            f"rows refer to slot {plan.last_slot} and token {plan.last_token - 1}, but the cache has "
+            f"rows refer to slot {route.last_slot} and token {route.last_token - 1}, but the cache has "
             f"{geometry.num_slots} slots and the batch {len(query)} tokens."
         )
-    _run(query, kv_cache, plan, geometry, group, scale, out, soft_cap)
+    _run(query, kv_cache, route, geometry, group, scale, out, soft_cap)
 
 
 def warm_up(dtype: torch.dtype, head_dim: int = 64) -> None:
@@ -143,27 +141,27 @@ _scratch = _Scratch()
 def _run(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
-    plan: Plan,
+    route: Route,
     geometry: CacheGeometry,
     group: int,
     scale: float,
     out: torch.Tensor,
     soft_cap: float,
 ) -> None:
-    products = 2 * plan.pairs * group * geometry.kv_heads * geometry.head_dim
-    threads = strict_team.threads_for(len(plan.tasks) * geometry.kv_heads, products)
-    per_thread = scratch_floats(plan.rows_per_tile * group, geometry.head_dim, plan.longest)
+    products = 2 * route.pairs * group * geometry.kv_heads * geometry.head_dim
+    threads = strict_team.threads_for(len(route.tasks) * geometry.kv_heads, products)
+    per_thread = scratch_floats(route.rows_per_tile * group, geometry.head_dim, route.longest)
     per_thread = -(-per_thread // LANES) * LANES
     counters = np.zeros(2, np.int64)
     call = np.zeros(1, strict_team.CALL)
     fields = call[0]
-    plan.fill(fields)
+    route.fill(fields)
     fields["cache"], fields["cache_size"] = kv_cache.data_ptr(), kv_cache.numel()
     fields["query"], fields["query_step"], fields["query_size"] = _span(query)
     fields["out"], fields["out_step"], fields["out_size"] = _span(out)
     fields["kv_heads"], fields["block_size"] = geometry.kv_heads, geometry.block_size
     fields["head_dim"], fields["group"] = geometry.head_dim, group
-    fields["scores_stride"] = scores_stride(plan.longest)
+    fields["scores_stride"] = scores_stride(route.longest)
     fields["scratch"] = _scratch.at_least(threads * per_thread).data_ptr()
     fields["scratch_per_thread"], fields["num_threads"] = per_thread, threads
     fields["counters"] = counters.ctypes.data

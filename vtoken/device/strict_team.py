@@ -51,7 +51,7 @@ def _work(call, cache, query, out):  # type: ignore[no-untyped-def]
     counters = carray(pointer_to(call.counters), 2, np.int64)
     tasks = carray(pointer_to(call.tasks), (call.num_tasks, TASK_COLUMNS), np.int64)
     slots = carray(pointer_to(call.slots), call.num_slots, np.int64)
-    plan = (
+    route = (
         carray(pointer_to(call.visit_first), call.num_visits + 1, np.int64),
         carray(pointer_to(call.visit_unit), call.num_visits, np.int64),
         carray(pointer_to(call.visit_rank), call.num_visits, np.int64),
@@ -68,7 +68,7 @@ def _work(call, cache, query, out):  # type: ignore[no-untyped-def]
     while item < call.num_tasks * call.kv_heads:
         serve_item(
             cache, query, out, item % call.kv_heads, call.kv_heads, call.block_size, call.head_dim, call.group,
-            call.query_step, call.out_step, tasks[item // call.kv_heads], slots, plan, call.scores_stride,
+            call.query_step, call.out_step, tasks[item // call.kv_heads], slots, route, call.scores_stride,
             scratch, call.scale, call.cap,
         )  # fmt: skip
         item = take_ticket(counters, _DRAWN_ITEMS)

@@ -25,7 +25,7 @@ Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Route:
     """All arrays are int64 and contiguous; n slots, v visits.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan:
     last_token: int
 
     def fill(self, call: Any) -> None:
-        """Write addresses and counts into a CALL record; the plan must outlive the call."""
+        """Write addresses and counts into a CALL record; the route must outlive the call."""
         for name in (
             "slots", "tasks", "visit_first", "visit_unit", "visit_rank", "visit_straight", "entry_lane", "entry_rank",
         ):  # fmt: skip
@@ -66,7 +66,7 @@ class Plan:
         call["num_visits"] = len(self.visit_unit)
 
 
-def make_plan(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[Any], group: int) -> Plan:
+def make_route(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[Any], group: int) -> Route:
     """Check the rows and sort out how to read them. Raises BadSlots; see StrictRows for the arguments."""
     slots = np.ascontiguousarray(slots, np.int64)
     starts = np.ascontiguousarray(row_ptr, np.int64)
@@ -79,7 +79,7 @@ def make_plan(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[An
     begins = _changes(row_of_entry, unit)
     visit_first = np.append(begins, len(slots))
     tasks = _tiles(starts, queries, np.searchsorted(begins, starts), max(1, TILE_ROWS // group))
-    return Plan(
+    return Route(
         slots=slots,
         tasks=tasks,
         visit_first=visit_first,
