@@ -100,7 +100,8 @@ def runs(model_dir: Path) -> dict[str, tuple[list[Completion], Watch, Snapshot]]
     found = {}
     for name, settings in variants.items():
         watch = Watch()
-        with engine(model_dir, {"policy": POLICY, "check_moves": True, **settings}, num_gpu_blocks_override=400) as one:
+        config = {"policy": POLICY, "check_moves": True, "poison_released": True, **settings}
+        with engine(model_dir, config, num_gpu_blocks_override=400) as one:
             texts = one.run(prompts(16), watch, max_tokens=160, ignore_eos=True)
             found[name] = (texts, watch, one.snapshots.snapshot())
     return found
@@ -133,27 +134,39 @@ def test_eager_rows_stay_dense_and_each_evicted_token_costs_at_most_one_move(run
     assert last.plans_deferred_total == 0
 
 
-@pytest.mark.parametrize("relocation", ["eager", "lazy"])
+@pytest.fixture(scope="module", params=["eager", "lazy"])
+def aborting(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[OfflineEngine]:
+    config = {"policy": POLICY, "check_moves": True, "poison_released": True, "relocation": request.param}
+    with engine(model_dir, config) as one:
+        yield one
+
+
 @pytest.mark.parametrize("when", [1, 40, 41, 42, 43, 60])
-def test_an_abort_gives_every_block_back(aborting: dict[str, OfflineEngine], relocation: str, when: int) -> None:
-    one = aborting[relocation]
-    names = [one.add(prompt, max_tokens=100, ignore_eos=True) for prompt in prompts(6)]
+def test_an_abort_gives_every_block_back(aborting: OfflineEngine, when: int) -> None:
+    """Before the first decision, in the steps around decisions and moves, and long after them."""
+    before = aborting.settle()
+    names = [aborting.add(prompt, max_tokens=100, ignore_eos=True) for prompt in prompts(6)]
     for step in range(200):
         if step == when:
-            one.abort(names[::2])
-        if not one.busy:
+            aborting.abort(names[::2])
+        if not aborting.busy:
             break
-        one.step()
-    assert_all_back(one)
+        aborting.step()
+        assert_every_block_is_somewhere(aborting)
+    assert_all_back(aborting)
+    after = aborting.snapshots.snapshot()
+    assert after.moves_total > before.moves_total, "nothing moved: the test shows nothing"
+    assert after.blocks_released_total > before.blocks_released_total
 
 
-@pytest.fixture(scope="module")
-def aborting(model_dir: Path) -> Iterator[dict[str, OfflineEngine]]:
-    with (
-        engine(model_dir, {"policy": POLICY, "check_moves": True}) as eager,
-        engine(model_dir, {"policy": POLICY, "check_moves": True, "relocation": "lazy"}) as lazy,
-    ):
-        yield {"eager": eager, "lazy": lazy}
+def assert_every_block_is_somewhere(running: OfflineEngine) -> None:
+    """I6 from the block lists themselves: free, reserved or held by a request, and never two of these."""
+    manager = running.scheduler().kv_cache_manager.coordinator.single_type_managers[0]
+    held = {block.block_id for listed in manager.req_to_blocks.values() for block in listed if not block.is_null}
+    held |= {block.block_id for extra in manager._extra.values() for block in extra}
+    free = manager.block_pool.get_num_free_blocks()
+    assert not held & set(manager.reserve)
+    assert free + len(manager.reserve) + len(held) == manager.block_pool.num_gpu_blocks - 1
 
 
 def test_a_full_pool_preempts_and_still_returns_everything(model_dir: Path) -> None:
@@ -166,19 +179,31 @@ def test_a_full_pool_preempts_and_still_returns_everything(model_dir: Path) -> N
 
 
 def test_shared_prefixes_are_reclaimed_and_the_cache_is_not_poisoned(model_dir: Path) -> None:
-    """One by one, replayed and together: the same texts with the prefix cache off and on."""
-    shared = "The committee met in the old library to discuss how printed texts become electronic ones. " * 8
-    given = [f"{shared}Question {i}: what happens next? Answer:" for i in range(4)]
-    results = {}
+    """One by one, replayed with what was generated, and together: the same texts with the prefix cache off and on."""
+    from vllm import SamplingParams
+
+    shared = "The committee met in the old library to discuss how printed texts become electronic ones. " * 6
+    given = [f"{shared}Question {i}: what happens next? Answer:" for i in range(3)]
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    results, hits = {}, {}
     for caching in (False, True):
         config = {"policy": POLICY, "check_moves": True, "headroom_blocks": 16}
         with engine(model_dir, config, enable_prefix_caching=caching, num_gpu_blocks_override=400) as one:
-            alone = [one.run([prompt], max_tokens=60, ignore_eos=True)[0] for prompt in given]
-            replayed = [one.run([prompt], max_tokens=60, ignore_eos=True)[0] for prompt in given]
-            together = one.run(given, max_tokens=60, ignore_eos=True)
-            results[caching] = (alone, replayed, together)
+            alone = [one.outputs([(prompt, params, 0)])[0] for prompt in given]
+            # The exact text so far as a prompt: blocks behind the first eviction must not be in the cache.
+            longer = [[*out.prompt_token_ids, *out.outputs[0].token_ids] for out in alone]
+            replayed = [one.outputs([(ids, params, 0)])[0] for ids in longer]
+            together = one.outputs([(prompt, params, 0) for prompt in given])
+            results[caching] = [out.outputs[0].text for out in (*alone, *replayed, *together)]
+            hits[caching] = [out.num_cached_tokens for out in (*alone, *replayed, *together)]
+            prompt_lengths = [len(out.prompt_token_ids) for out in alone]
             assert one.snapshots.snapshot().blocks_released_total > 0
     assert results[True] == results[False]
+    assert set(hits[False]) == {0}
+    assert hits[True][0] == 0
+    assert min(hits[True][1:]) > 64, "no prefix was shared: the test shows nothing"
+    replayed_hits = hits[True][3:6]
+    assert all(hit <= length for hit, length in zip(replayed_hits, prompt_lengths, strict=True))
 
 
 def test_a_request_overrides_the_policy_and_bad_options_fall_back(model_dir: Path) -> None:
