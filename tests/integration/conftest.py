@@ -45,11 +45,12 @@ def fleet_arguments(model: Path) -> dict[str, Any]:
         "replicas": {
             "count": 2,
             "num_cpus": 1,
-            "max_ongoing_requests": 16,
+            "max_ongoing_requests": 10,
+            "health_check_period_s": 1,
             "graceful_shutdown_timeout_s": 5,
             "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
         },
-        "limits": {"max_body_bytes": 1 << 20},
+        "limits": {"max_body_bytes": 1 << 20, "max_queued_requests": 4},
     }
 
 

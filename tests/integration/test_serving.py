@@ -10,8 +10,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI, RateLimitError
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -153,7 +154,53 @@ def test_an_official_client_that_closes_its_stream_stops_the_engine(fleet, clien
     fleet.await_running(0, timeout_s=2.0)
 
 
+def test_a_full_fleet_says_429_and_when_to_come_back(fleet, client):
+    """20 run or wait in the replicas, 4 in the queue; the official client sees its own error type."""
+    streams, refused, enough = [], [], threading.Event()
+
+    def start(_):
+        try:
+            streams.append(ask(client, stream=True, max_tokens=900, extra_body={"ignore_eos": True}))
+        except RateLimitError as error:
+            refused.append(error)
+            enough.set()
+        if enough.is_set():  # make room for those that wait
+            for stream in streams:
+                stream.close()
+
+    with ThreadPoolExecutor(40) as pool:
+        list(pool.map(start, range(40)))
+    assert refused
+    assert len(streams) >= 16
+    assert {(error.type, error.code) for error in refused} == {("rate_limit_error", "overloaded")}
+    assert {error.response.headers["retry-after"] for error in refused} == {"1"}
+
+
 def test_status_prints_the_fleet(fleet):
     command = [sys.executable, "-m", "vtoken.cli", "status", "--once", "--address", fleet.url]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "2 of 2 replicas" in shown.stdout
+
+
+def test_a_killed_engine_is_avoided_and_given_up(fleet, client):
+    """The last test with this fleet: a new engine takes longer than it is worth; `test_faults.py` sees one come."""
+    victim = next(p for p in psutil.Process().children(recursive=True) if "EngineCore" in p.name())
+    victim.kill()
+
+    def fresh():
+        return fleet.http.get("/ready").json()["fresh_replicas"]
+
+    until(lambda: fresh() == 1, 3.0)
+    (dead,) = [replica["replica_id"] for replica in fleet.replicas() if replica["draining"]]
+    for _ in range(6):
+        assert ask(client, timeout=20.0, max_tokens=4).choices[0].message.content
+    # Serve's health check has failed, and the replica has said good-bye.
+    until(lambda: dead not in {replica["replica_id"] for replica in fleet.replicas()}, 25.0)
+    assert ask(client, max_tokens=4).choices
+
+
+def until(condition, timeout_s):
+    start_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start_s < timeout_s, f"not within {timeout_s} s"
+        time.sleep(0.05)

@@ -1,14 +1,16 @@
 """The fleet view against a dumb twin, and each reason to reject a heartbeat."""
 
 import dataclasses
+import json
 import math
 import random
 
 import pytest
 
-from vtoken.core.fleet import FleetView, Verdict, impossible_reason
-from vtoken.core.pressure import Level, PressureThresholds, level_after
+from vtoken.core.fleet import FORGET_AFTER_S, FleetRules, FleetView, Verdict, impossible_reason
+from vtoken.core.pressure import CONFIDENCE, Level, PressureThresholds, level_after
 from vtoken.core.telemetry import Heartbeat, Snapshot
+from vtoken.serving.settings import HeartbeatSettings
 
 GOOD = Snapshot(
     block_size_tokens=16, capacity_blocks=100, free_blocks=60, reserved_blocks=8, private_blocks=32,
@@ -75,8 +77,25 @@ def test_a_counter_that_goes_back_within_a_life_is_rejected():
     assert fleet.heartbeat(beat(replica="next life", snapshot=back), 0.0) is Verdict.ACCEPTED
 
 
+def test_rules_survive_json_and_apply_from_the_next_heartbeat():
+    rules = FleetRules(PressureThresholds(0.1, 0.2, 0.3, 0.4), confidence=0.0, forget_after_s=7.0)
+    assert FleetRules.from_mapping(json.loads(json.dumps(rules.to_mapping()))) == rules
+    fleet = FleetView()
+    half = dataclasses.replace(GOOD, free_blocks=10, private_blocks=82, allocated_blocks=82, reclaimable_blocks=40)
+    fleet.heartbeat(beat(sequence=1, snapshot=half), 0.0)
+    assert fleet.view(0.0).replicas[0].level is Level.OPEN
+    fleet.rules = rules
+    fleet.heartbeat(beat(sequence=2, snapshot=half), 0.0)
+    assert fleet.view(0.0).replicas[0].level is Level.THROTTLED
+    assert (fleet.tick(6.9), fleet.tick(7.1)) == ([], ["a"])
+
+
+def test_there_is_one_default_time_to_forget():
+    assert FleetView().rules.forget_after_s == FORGET_AFTER_S == HeartbeatSettings().forget_after_s
+
+
 def test_silence_is_forgotten_and_the_next_heartbeat_brings_the_replica_back():
-    fleet = FleetView(forget_after_s=10.0)
+    fleet = FleetView(FleetRules(forget_after_s=10.0))
     fleet.heartbeat(beat(sequence=7), 0.0)
     assert fleet.tick(10.0) == []
     assert fleet.tick(10.1) == ["a"]
@@ -134,7 +153,7 @@ class Twin:
             mine = self.mine(replica)
             level = Level.OPEN
             for message, _ in mine:
-                level = level_after(level, message.snapshot, PressureThresholds())
+                level = level_after(level, message.snapshot, PressureThresholds(), CONFIDENCE)
             if mine:
                 rows.append((replica, now_s - mine[-1][1], level, mine[-1][0].snapshot))
         return rows
@@ -143,7 +162,7 @@ class Twin:
 @pytest.mark.parametrize("seed", range(20))
 def test_random_programs_agree_with_the_twin(seed):
     rng = random.Random(seed)
-    fleet, twin, now_s = FleetView(forget_after_s=5.0), Twin(), 0.0
+    fleet, twin, now_s = FleetView(FleetRules(forget_after_s=5.0)), Twin(), 0.0
     for _ in range(300):
         now_s += rng.choice((0.0, 0.1, 1.0, 3.0))
         if rng.random() < 0.2:

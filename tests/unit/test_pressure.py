@@ -55,7 +55,7 @@ def test_room_counts_reclaimable_by_confidence_and_owes_the_missing_headroom():
 
 
 def test_an_engine_that_has_not_stepped_is_open():
-    assert level_after(Level.OPEN, Snapshot(), T) is Level.OPEN
+    assert level_after(Level.OPEN, Snapshot(), T, 0.5) is Level.OPEN
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_engine_that_has_not_stepped_is_open():
         {"close_below": 0.5},
         {"close_below": -0.1},
         {"open_above": 1.5},
-        {"confidence": "much"},
+        {"reopen_above": "much"},
         {"throttle_below": 0.2, "open_above": 0.2},
     ],
 )

@@ -31,10 +31,10 @@ def view(name, free=80, age_s=0.1, level=Level.OPEN, draining=False, **more):
     return ReplicaView(name, age_s, level, draining, shot)
 
 
-def pick(views, ledger=None, hint=HINT, candidates=None, view_age_s=0.0, now_s=100.0, seed=0):
+def pick(views, ledger=None, hint=HINT, candidates=None, view_age_s=0.0, now_s=100.0, seed=0, full=()):
     known = {v.replica_id: v for v in views}
     ids = list(known) if candidates is None else candidates
-    return choose(ids, known, view_age_s, ledger or InflightLedger(), hint, T, now_s, random.Random(seed))
+    return choose(ids, known, view_age_s, ledger or InflightLedger(), hint, T, now_s, random.Random(seed), full)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,32 @@ def test_requests_of_other_routers_promise_typical_growth():
 def test_a_closed_or_draining_replica_is_avoided():
     assert pick([view("a", 90, level=Level.CLOSED), view("b", 30)]).replica_id == "b"
     assert pick([view("a", 90, draining=True), view("b", 1)]).replica_id == "b"
+
+
+def test_a_throttled_replica_gets_only_what_no_open_one_has_room_for():
+    busy = view("a", 90, level=Level.THROTTLED)
+    assert pick([busy, view("b", 30)]).replica_id == "b"
+    assert pick([busy, view("b", 19)]).replica_id == "a"  # 20 blocks are wanted
+    assert pick([busy, view("b", 99, age_s=60.0)]).replica_id == "a"
+
+
+def test_a_request_waits_for_a_replica_at_its_limit_rather_than_take_a_closed_one():
+    views = [view("a", 90), view("b", 90, level=Level.CLOSED)]
+    choice = pick(views, full={"a"})
+    assert (choice.replica_id, choice.reason) == ("a", Reason.WAIT)
+    assert pick([view("a", 3), view("b", 9)], full={"b"}).replica_id == "a"
+    assert pick([view("a", 3), view("b", 9)], full={"a", "b"}).replica_id == "b"
+    gone = view("c", 90, draining=True)
+    assert pick([*views, gone], full={"a"}).replica_id == "a"
+    assert pick([view("b", 90, level=Level.CLOSED), gone], full={"b"}).replica_id == "b"
+
+
+def test_who_said_that_it_takes_no_more_stays_out_when_it_falls_silent():
+    """The last report of a replica whose engine died; nobody will hear from it again."""
+    silent = view("a", 99, draining=True, age_s=600.0)
+    assert all(pick([silent, view("b", 1)], seed=seed).replica_id == "b" for seed in range(10))
+    assert all(pick([silent, view("b", age_s=600.0)], seed=seed).replica_id == "b" for seed in range(10))
+    assert pick([silent]).replica_id == "a"
 
 
 def test_when_nothing_fits_the_one_that_lacks_least_is_chosen():
@@ -191,6 +217,39 @@ def test_any_state_gives_a_candidate_and_never_a_full_one_while_another_fits(vie
     if fitting:
         stepped = views[choice.replica_id].snapshot.capacity_blocks > 0
         assert choice.replica_id in fitting or not stepped
+
+
+levelled = st.dictionaries(
+    st.sampled_from("abcdefgh"), st.tuples(st.sampled_from(list(Level)), st.integers(0, 100)), min_size=1
+)
+
+
+@given(levelled, hints, st.sets(st.sampled_from("abcdefgh")), st.integers(0, 9))
+def test_open_comes_before_throttled_and_closed_only_when_all_are(rows, hint, full, seed):
+    views = {name: view(name, free, level=level) for name, (level, free) in rows.items()}
+    choice = choose(sorted(views), views, 0.0, InflightLedger(), hint, T, 100.0, random.Random(seed), full)
+    available = set(views) - full or set(views)
+    needed = -(-demand_tokens(hint, T) // 16)
+    fits = {name for name in available if views[name].snapshot.free_blocks >= needed}
+    level = views[choice.replica_id].level
+    if any(rows[name][0] is not Level.CLOSED for name in views):
+        assert level is not Level.CLOSED
+    if any(rows[name][0] is not Level.CLOSED for name in available):
+        assert choice.replica_id in available
+    for better in (Level.OPEN, Level.THROTTLED):
+        if any(rows[name][0] is better for name in fits):
+            assert (level, choice.reason, choice.replica_id in fits) == (better, Reason.ROOM, True)
+            break
+
+
+@given(views_strategy, st.sets(st.sampled_from("abcdefgh"), min_size=1), st.sets(st.sampled_from("abcdefgh")), hints)
+def test_any_state_gives_a_candidate_whoever_is_at_its_limit(views, ids, full, hint):
+    choice = choose(sorted(ids), views, 0.0, InflightLedger(), hint, T, 100.0, random.Random(0), full)
+    assert choice.replica_id in ids
+    if choice.replica_id in full and not ids <= full:
+        others = {views[name] for name in ids - full if name in views}
+        assert all(shown.draining or shown.level is Level.CLOSED for shown in others)
+        assert ids - full <= set(views)
 
 
 def test_the_ledger_keeps_its_two_sides_in_step():

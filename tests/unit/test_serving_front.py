@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+from dataclasses import asdict
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 from starlette.requests import Request
 
-from vtoken.core.fleet import FleetSnapshot
-from vtoken.core.replies import ErrorReply
+from vtoken.core.config import PolicyOptions, VTokenConfig
+from vtoken.core.errors import ConfigError
+from vtoken.core.fleet import FleetRules, FleetSnapshot
+from vtoken.core.replies import ErrorReply, replica_lost
+from vtoken.core.routing import RoutingTunables
 from vtoken.serving.front import Front, error_response, reply_of
 from vtoken.serving.settings import DeploymentSettings
 
+BUDGET = PolicyOptions("streaming_llm", budget_tokens=256)
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -62,13 +67,14 @@ class FakeController:
     async def view(self):
         return FleetSnapshot(tunables=self.tunables)
 
-    async def configure(self, raw):
-        self.tunables = dict(raw)
+    async def configure(self, raw, rules):
+        self.tunables, self.rules = dict(raw), rules
 
 
-def front(items, controller=None):
+def front(items, controller=None, **settings):
     handle = FakeHandle(items)
-    return Front(handle, DeploymentSettings(model="x", served_model_name="m"), controller or FakeController()), handle
+    settings = DeploymentSettings(model="x", served_model_name="m", **settings)
+    return Front(handle, settings, controller or FakeController()), handle
 
 
 def request(body=BODY):
@@ -170,6 +176,13 @@ def test_what_the_engine_refuses_keeps_its_status():
     assert (response.status_code, json.loads(response.body)["error"]["param"]) == (400, "input_tokens")
 
 
+def test_a_dead_engine_is_a_503_with_retry_after():
+    service, _ = front([("error", replica_lost())])
+    response = asyncio.run(service.serve("chat", request()))
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert json.loads(response.body)["error"]["code"] == "replica_lost"
+
+
 def test_a_restarted_controller_gets_the_router_settings_again():
     controller = FakeController()
     service, _ = front([], controller)
@@ -180,7 +193,37 @@ def test_a_restarted_controller_gets_the_router_settings_again():
         await service.fleet()
 
     asyncio.run(scenario())
-    assert controller.tunables == {"confidence": 0.25}
+    assert controller.tunables == asdict(RoutingTunables(confidence=0.25))
+    assert controller.rules == FleetRules(confidence=0.25)
+
+
+@pytest.mark.parametrize("variant", ["native", "naive"])
+def test_where_nothing_is_reclaimed_nothing_reclaimable_is_room(variant):
+    controller = FakeController()
+    service, handle = front([("json", {})], controller, vtoken=VTokenConfig(variant=variant, policy=BUDGET))
+
+    async def scenario():
+        await service.tune({"confidence": 0.75})
+        await service.serve("chat", request({**BODY, "vtoken": {"budget_tokens": 64}}))
+
+    asyncio.run(scenario())
+    assert controller.tunables["confidence"] == controller.rules.confidence == 0.0
+    assert handle.calls[0][0].budget_tokens is None
+
+
+def test_live_router_settings_that_make_idle_replicas_stale_are_refused():
+    controller = FakeController()
+    service, _ = front([], controller)
+    with pytest.raises(ConfigError, match=r"heartbeat\.idle_s = 1\.0 .* router\.stale_idle_s = 0\.5"):
+        asyncio.run(service.tune({"stale_idle_s": 0.5}))
+    assert controller.tunables == {}
+
+
+def test_the_routers_get_the_budget_of_a_request():
+    service, handle = front([("json", {})], vtoken=VTokenConfig(policy=BUDGET))
+    body = {**BODY, "vtoken": '{"keep_ratio": 0.5}', "max_tokens": 200}
+    asyncio.run(service.serve("chat", request(body)))
+    assert handle.calls[0][0].budget_tokens == 101  # half of 2 + 200 tokens, rounded up
 
 
 def test_nobody_fresh_is_not_ready():

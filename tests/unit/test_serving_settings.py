@@ -5,21 +5,24 @@ import asyncio
 import importlib.util
 import io
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from vtoken.core.config import VTokenConfig
+from vtoken.core.config import PolicyOptions, Variant, VTokenConfig
 from vtoken.core.errors import ConfigError
+from vtoken.core.fleet import FleetRules
 from vtoken.core.pressure import PressureThresholds
 from vtoken.core.replies import ErrorReply
-from vtoken.core.routing import RouteHint
+from vtoken.core.routing import RouteHint, RoutingTunables
 from vtoken.core.telemetry import Snapshot
+from vtoken.serving.controller import FleetController
 from vtoken.serving.limits import BYTES_PER_TOKEN, check_request, hint_for, parse_body, read_body
 from vtoken.serving.replica import HeartbeatTimer
-from vtoken.serving.settings import ENGINE_KEYS, DeploymentSettings, HeartbeatSettings
+from vtoken.serving.router import RoomRouter, router_kwargs
+from vtoken.serving.settings import ENGINE_KEYS, DeploymentSettings, HeartbeatSettings, _build
 from vtoken.serving.status import COLUMNS, render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +68,9 @@ def test_a_hub_name_is_left_as_it_is():
         ({"replicas": 2}, "replicas"),
         ({"router": {"confidence": 1.5}}, "router.confidence"),
         ({"pressure": {"close_below": 0.9}}, "pressure.close_below"),
+        ({"pressure": {"confidence": 0.5}}, "pressure.confidence"),
         ({"heartbeat": {"idle_s": 0.05, "busy_s": 0.1}}, "heartbeat.idle_s"),
+        ({"engine": {"tensor_parallel_size": 1}}, "engine.tensor_parallel_size"),
         ({"limits": {"max_body_bytes": 1}}, "limits.max_body_bytes"),
         ({"engine_service": "nowhere"}, "engine_service"),
     ],
@@ -76,6 +81,57 @@ def test_a_wrong_setting_is_refused_by_its_name(model, args, key):
         DeploymentSettings.from_args(complete)
     assert str(caught.value).startswith(key), str(caught.value)
     assert "allowed is" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "router", "words"),
+    [
+        ({"idle_s": 5.0}, {}, ("heartbeat.idle_s = 5.0", "router.stale_idle_s = 4.0")),
+        ({"idle_s": 1.0}, {"stale_idle_s": 1.0}, ("heartbeat.idle_s = 1.0", "router.stale_idle_s = 1.0")),
+        ({"idle_s": 3.0, "busy_s": 2.5}, {}, ("heartbeat.busy_s = 2.5", "router.stale_busy_s = 2.0")),
+        ({"idle_s": 9.0, "forget_after_s": 8.0}, {"stale_idle_s": 10.0},
+         ("heartbeat.idle_s = 9.0", "heartbeat.forget_after_s = 8.0")),
+    ],
+)  # fmt: skip
+def test_reports_must_come_before_they_are_stale(model, heartbeat, router, words):
+    with pytest.raises(ConfigError) as caught:
+        DeploymentSettings.from_args({"model": model, "heartbeat": heartbeat, "router": router})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_hint_of_an_error_survives_its_new_name():
+    @dataclass
+    class Refuses:
+        size: int
+
+        def __post_init__(self):
+            raise ConfigError("size", self.size, "nothing", "Ask somebody else.")
+
+    with pytest.raises(ConfigError, match=r"^outer\.size = 1 .* Ask somebody else\.$"):
+        _build(Refuses, {"size": 1}, "outer")
+
+
+def test_whoever_creates_the_controller_brings_the_configured_rules(model, monkeypatch):
+    """Routers may be first, and Serve hands them JSON."""
+    args = {"pressure": {"open_above": 0.5}, "heartbeat": {"forget_after_s": 77.0}, "router": {"confidence": 0.25}}
+    settings = DeploymentSettings.from_args({"model": model, **args})
+    made = []
+    monkeypatch.setattr("vtoken.serving.router.ControllerClient", lambda *arguments: made.append(arguments))
+    router = RoomRouter.__new__(RoomRouter)
+    router.initialize_state(app_name="here", **json.loads(json.dumps(router_kwargs(settings))))
+    rules = FleetRules(PressureThresholds(open_above=0.5), confidence=0.25, forget_after_s=77.0)
+    assert made == [("here", rules)]
+    assert settings.rules == rules
+
+
+def test_a_controller_that_outlives_its_settings_gets_the_new_ones():
+    async def scenario():
+        controller = FleetController(FleetRules())
+        await controller.configure({"confidence": 0.1}, FleetRules(forget_after_s=5.0))
+        return controller
+
+    controller = asyncio.run(scenario())
+    assert controller._fleet.rules == FleetRules(forget_after_s=5.0)
 
 
 def test_arguments_that_are_no_mapping_are_refused():
@@ -206,14 +262,34 @@ def test_an_error_object_can_be_encoded_whatever_the_caller_sent():
         ({"messages": [{"role": "u", "content": "x" * 39}]}, RouteHint(11, 0, 64)),
         ({"messages": "x" * 40, "max_tokens": 7}, RouteHint(11, 7, 64)),
         ({"messages": "x" * 40, "max_tokens": 7, "max_completion_tokens": 9}, RouteHint(11, 9, 64)),
-        ({"messages": None, "vtoken": {"budget_tokens": 32}}, RouteHint(1, 0, 32)),
+        ({"messages": None, "vtoken": {"budget_tokens": 48}}, RouteHint(1, 0, 48)),
+        ({"messages": None, "vtoken": '{"budget_tokens": 48}'}, RouteHint(1, 0, 48)),
+        ({"messages": None, "vtoken": '{"policy": "none"}'}, RouteHint(1, 0, None)),
+        ({"messages": None, "vtoken": {"keep_ratio": 0.5}, "max_tokens": 199}, RouteHint(1, 199, 100)),
+        ({"messages": None, "vtoken": {"keep_ratio": 0.5}, "max_tokens": 9999}, RouteHint(1, 9999, 257)),
+        ({"messages": None, "vtoken": {"keep_ratio": 0.01}}, RouteHint(1, 0, 36)),
+        ({"messages": None, "vtoken": {"min_prompt_tokens": 2}}, RouteHint(1, 0, None)),
+        # Options that the replica will refuse: the default is as good as any.
+        ({"messages": None, "vtoken": {"budget_tokens": 32}}, RouteHint(1, 0, 64)),
+        ({"messages": None, "vtoken": {"budget": 32}}, RouteHint(1, 0, 64)),
+        ({"messages": None, "vtoken": "{"}, RouteHint(1, 0, 64)),
+        ({"messages": None, "vtoken": "[" * 100_000}, RouteHint(1, 0, 64)),
+        ({"messages": None, "vtoken": '{"budget_tokens": ' + "9" * 5000 + "}"}, RouteHint(1, 0, 64)),
         ({"messages": None, "vtoken": {"policy": "none"}}, RouteHint(1, 0, None)),
         ({"messages": {"a": [[[[[[[[[[[["x"]]]]]]]]]]]]}, "vtoken": 7, "max_tokens": -7}, RouteHint(1, 0, 64)),
     ],
 )
 def test_the_hint_is_an_estimate_and_never_an_error(body, hint):
     assert BYTES_PER_TOKEN == 4
-    assert hint_for("chat", body, 64) == hint
+    config = VTokenConfig(policy=PolicyOptions("streaming_llm", budget_tokens=64))
+    assert hint_for("chat", body, config, RoutingTunables(expected_output_tokens=512)) == hint
+
+
+@pytest.mark.parametrize("variant", [Variant.NATIVE, Variant.NAIVE])
+def test_a_budget_is_no_budget_where_memory_does_not_come_back(variant):
+    config = VTokenConfig(variant=variant, policy=PolicyOptions("streaming_llm", budget_tokens=64))
+    for options in (None, {"budget_tokens": 128}, {"keep_ratio": 0.5}):
+        assert hint_for("chat", {"messages": "x", "vtoken": options}, config, RoutingTunables()).budget_tokens is None
 
 
 # ---- Heartbeats and status ----------------------------------------------------------------------
@@ -224,7 +300,7 @@ def shot(free=80, running=0):
 
 
 def test_heartbeats_are_slow_when_idle_fast_when_busy_and_at_once_on_a_change():
-    timer = HeartbeatTimer(HeartbeatSettings(busy_s=0.1, idle_s=1.0), PressureThresholds())
+    timer = HeartbeatTimer(HeartbeatSettings(busy_s=0.1, idle_s=1.0), FleetRules())
     assert timer.due(shot(), 0.0)
     assert not timer.due(shot(), 0.9)
     assert timer.due(shot(), 1.0)

@@ -12,12 +12,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from vtoken.core.pressure import Level, PressureThresholds, level_after
+from vtoken.core.pressure import CONFIDENCE, Level, PressureThresholds, level_after
 from vtoken.core.telemetry import Heartbeat, Snapshot
+
+FORGET_AFTER_S = 30.0
+"""Default of `heartbeat.forget_after_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRules:
+    """How a fleet view judges replicas. Everybody who may create the controller brings the same ones.
+
+    Attributes:
+        thresholds: of the levels.
+        confidence: share of the reclaimable blocks that counts as room.
+        forget_after_s: a replica that is silent for longer is dropped; its next heartbeat brings it back.
+    """
+
+    thresholds: PressureThresholds = field(default_factory=PressureThresholds)
+    confidence: float = CONFIDENCE
+    forget_after_s: float = FORGET_AFTER_S
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON-ready; `from_mapping` turns it back into equal rules."""
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any]) -> FleetRules:
+        """Read what `to_mapping` wrote."""
+        return cls(**{**raw, "thresholds": PressureThresholds(**raw["thresholds"])})
 
 
 class Verdict(StrEnum):
@@ -108,13 +135,11 @@ class FleetView:
     """Owner of the fleet's state: one entry per replica, changed by `heartbeat` and `tick` only.
 
     Args:
-        thresholds: of the levels.
-        forget_after_s: a replica that is silent for longer is dropped; its next heartbeat brings it back.
+        rules: see FleetRules; may be replaced at any time, levels follow with the next heartbeats.
     """
 
-    def __init__(self, thresholds: PressureThresholds | None = None, forget_after_s: float = 60.0) -> None:
-        self.thresholds = thresholds or PressureThresholds()
-        self.forget_after_s = forget_after_s
+    def __init__(self, rules: FleetRules | None = None) -> None:
+        self.rules = rules or FleetRules()
         self._known: dict[str, _Known] = {}
         self._rejected: dict[str, int] = {}
         self._accepted = 0
@@ -127,7 +152,7 @@ class FleetView:
             self._rejected[verdict.value] = self._rejected.get(verdict.value, 0) + 1
             return verdict
         before = known.level if known else Level.OPEN
-        level = level_after(before, beat.snapshot, self.thresholds)
+        level = level_after(before, beat.snapshot, self.rules.thresholds, self.rules.confidence)
         self._known[beat.replica_id] = _Known(beat, now_s, level)
         self._accepted += 1
         return verdict
@@ -145,8 +170,8 @@ class FleetView:
         return Verdict.ACCEPTED
 
     def tick(self, now_s: float) -> list[str]:
-        """Drop replicas silent for longer than `forget_after_s`; returns their ids (zero or more)."""
-        gone = [key for key, known in self._known.items() if now_s - known.received_s > self.forget_after_s]
+        """Drop replicas silent for longer than `rules.forget_after_s`; returns their ids (zero or more)."""
+        gone = [key for key, known in self._known.items() if now_s - known.received_s > self.rules.forget_after_s]
         for key in gone:
             del self._known[key]
         return gone

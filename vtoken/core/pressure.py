@@ -1,8 +1,10 @@
 """How full a replica is, in three levels with hysteresis. Pure: snapshot in, level out.
 
     OPEN       takes anything
-    THROTTLED  takes new work only when no open replica can
+    THROTTLED  takes new work only when no open replica has room for it
     CLOSED     takes new work only when every replica is closed
+
+`vtoken.core.routing` acts on it.
 
 A level is left at another share than it is entered, so that a replica that hovers around one number does not
 flap (each flap is a heartbeat and a burst of re-routing):
@@ -44,17 +46,15 @@ class PressureThresholds:
     Attributes:
         close_below, reopen_above: into and out of CLOSED.
         throttle_below, open_above: into and out of THROTTLED.
-        confidence: how much of the reclaimable blocks counts as room (0: none, 1: all).
     """
 
     close_below: float = 0.02
     reopen_above: float = 0.06
     throttle_below: float = 0.12
     open_above: float = 0.20
-    confidence: float = 0.5
 
     def __post_init__(self) -> None:
-        for key in ("close_below", "reopen_above", "throttle_below", "open_above", "confidence"):
+        for key in ("close_below", "reopen_above", "throttle_below", "open_above"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
                 raise ConfigError(key, value, "a number from 0.0 to 1.0")
@@ -65,6 +65,10 @@ class PressureThresholds:
                 shares,
                 "rising: close_below < reopen_above <= throttle_below < open_above",
             )
+
+
+CONFIDENCE = 0.5
+"""Default of `router.confidence`: the share of the reclaimable blocks that counts as room (0: none, 1: all)."""
 
 
 def room_blocks(snapshot: Snapshot, confidence: float) -> float:
@@ -99,6 +103,6 @@ def next_level(current: Level, share: float, thresholds: PressureThresholds) -> 
     return Level.OPEN
 
 
-def level_after(current: Level, snapshot: Snapshot, thresholds: PressureThresholds) -> Level:
+def level_after(current: Level, snapshot: Snapshot, thresholds: PressureThresholds, confidence: float) -> Level:
     """`next_level` for a snapshot."""
-    return next_level(current, room_share(snapshot, thresholds.confidence), thresholds)
+    return next_level(current, room_share(snapshot, confidence), thresholds)

@@ -50,5 +50,11 @@ class ErrorReply:
         return {"error": {"message": _encodable(self.message), "type": kind, "param": param, "code": self.code}}
 
 
+def replica_lost(retry_after_s: float | None = None) -> ErrorReply:
+    """The engine, or the whole replica, ended under a request."""
+    message = "The replica that served this request is gone; try again."
+    return ErrorReply(503, message, None, "replica_lost", retry_after_s)
+
+
 def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()

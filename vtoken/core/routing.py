@@ -9,6 +9,9 @@
 A request that this router sent after the snapshot was taken is in `commitments` and not in `blocks in use`: that
 is the in-flight correction, and it keeps a burst from piling onto one replica between two heartbeats.
 
+Levels come before room: an open replica with room for the request, else a throttled one, and a closed one only when
+every replica is closed (`vtoken.core.pressure`).
+
 Without a fresh snapshot the choice falls back to power of two on this router's own counters, so it is never
 worse than that. Plain Python: faster than numpy up to about a hundred replicas.
 """
@@ -16,7 +19,7 @@ worse than that. Plain Python: faster than numpy up to about a hundred replicas.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -24,7 +27,7 @@ from typing import Any, NamedTuple
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
 from vtoken.core.inflight import InflightLedger
-from vtoken.core.pressure import Level, room_blocks
+from vtoken.core.pressure import CONFIDENCE, Level, room_blocks
 from vtoken.core.telemetry import Snapshot
 
 
@@ -48,7 +51,7 @@ class RoutingTunables:
     """Live-reloadable settings of the routers.
 
     Attributes:
-        confidence: share of the reclaimable blocks that counts as room.
+        confidence: share of the reclaimable blocks that counts as room, for the levels too.
         stale_busy_s, stale_idle_s: a snapshot older than this is not used (busy: something runs or waits).
         expected_output_tokens: expected generation when the caller's limit is higher or absent.
         typical_demand_tokens: assumed demand of a running request that this router did not send.
@@ -56,7 +59,7 @@ class RoutingTunables:
         budget_slack_tokens: live tokens above the budget between two decisions of a policy.
     """
 
-    confidence: float = 0.5
+    confidence: float = CONFIDENCE
     stale_busy_s: float = 2.0
     stale_idle_s: float = 4.0
     expected_output_tokens: int = 512
@@ -90,7 +93,7 @@ class RoutingTunables:
         try:
             return cls(**raw)
         except ConfigError as error:
-            raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed) from None
+            raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed, error.hint) from None
 
 
 def _check_number(key: str, value: object, low: float, high: float) -> None:
@@ -107,20 +110,25 @@ def demand_tokens(hint: RouteHint, tunables: RoutingTunables) -> int:
     160
     """
     prompt = max(0, hint.prompt_tokens_estimate)
-    wanted = tunables.expected_output_tokens
-    output = min(hint.max_tokens, wanted) if hint.max_tokens > 0 else wanted
-    total = prompt + output
+    total = context_tokens(hint.prompt_tokens_estimate, hint.max_tokens, tunables)
     if hint.budget_tokens is not None:
         total = min(total, hint.budget_tokens + tunables.budget_slack_tokens)
     return max(prompt, total)
 
 
+def context_tokens(prompt_tokens: int, max_tokens: int, tunables: RoutingTunables) -> int:
+    """Prompt and expected generation, before anything is evicted."""
+    wanted = tunables.expected_output_tokens
+    return max(0, prompt_tokens) + (min(max_tokens, wanted) if max_tokens > 0 else wanted)
+
+
 class Reason(StrEnum):
     """Why a replica was chosen."""
 
-    ROOM = "room"  # best effective room among fresh replicas that fit the request
+    ROOM = "room"  # best effective room among fresh replicas of the best level that fit the request
     UNKNOWN = "unknown"  # nothing fresh fits; a replica without fresh telemetry may
-    LEAST_BAD = "least_bad"  # nothing fits anywhere: the replica that lacks the least
+    LEAST_BAD = "least_bad"  # nothing fits anywhere: the replica that lacks the least, closed ones last
+    WAIT = "wait"  # all that could take it are at Serve's limit, the others are closed: it waits for the former
     POWER_OF_TWO = "power_of_two"  # no fresh telemetry at all
 
 
@@ -140,8 +148,13 @@ class Scored(NamedTuple):
     room_blocks: float
     fits: bool
     in_flight: int
-    closed: bool
+    level: Level
     capacity_blocks: int
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes new work only when every replica is closed."""
+        return self.level is Level.CLOSED
 
 
 def is_fresh(view: ReplicaView, extra_age_s: float, tunables: RoutingTunables) -> bool:
@@ -164,9 +177,8 @@ def score(view: ReplicaView, ledger: InflightLedger, tokens: int, taken_s: float
     used_blocks = max(0, shot.capacity_blocks - shot.free_blocks - shot.reserved_blocks)
     promised_blocks = max(0.0, committed_tokens / size - used_blocks)
     room = room_blocks(shot, tunables.confidence) - promised_blocks
-    closed = view.level is Level.CLOSED
-    fits = not closed and room >= -(-tokens // size)
-    return Scored(view.replica_id, room, fits, ours + others, closed, shot.capacity_blocks)
+    fits = view.level is not Level.CLOSED and room >= -(-tokens // size)
+    return Scored(view.replica_id, room, fits, ours + others, view.level, shot.capacity_blocks)
 
 
 def choose(
@@ -178,11 +190,12 @@ def choose(
     tunables: RoutingTunables,
     now_s: float,
     rng: random.Random,
+    full: Collection[str] = (),
 ) -> Choice:
     """The replica for a request. Total for any non-empty `candidates`; changes nothing.
 
     Args:
-        candidates: replica ids that Serve would accept, at least one.
+        candidates: replica ids, at least one.
         views: what is known, by replica id; entries of other replicas are ignored.
         view_age_s: seconds since `views` was fetched.
         ledger: what this router has in flight.
@@ -190,33 +203,57 @@ def choose(
         tunables: in force now.
         now_s: the ledger's clock.
         rng: for ties and for the fallback.
+        full: candidates that Serve would refuse now. One is chosen only when all are full, or to wait for because
+            the others are closed.
 
     Raises:
         ValueError: no candidates.
     """
     if not candidates:
         raise ValueError("no candidates to choose from")
+    blocked = frozenset() if all(replica_id in full for replica_id in candidates) else frozenset(full)
+    shown, unknown = _known(candidates, views, view_age_s, tunables)
     tokens = demand_tokens(hint, tunables)
+    fresh = [score(view, ledger, tokens, now_s - view.age_s - view_age_s, tunables) for view in _with_capacity(shown)]
+    free = [scored for scored in fresh if scored.replica_id not in blocked]
+    for level in (Level.OPEN, Level.THROTTLED):
+        if fitting := [scored for scored in free if scored.fits and scored.level is level]:
+            return _choice_of_best(fitting, Reason.ROOM, tunables, rng)
+    if untried := [replica_id for replica_id in unknown if replica_id not in blocked]:
+        reason = Reason.UNKNOWN if fresh else Reason.POWER_OF_TWO
+        return Choice(power_of_two(untried, ledger, rng), reason)
+    for pool, reason in (
+        ([scored for scored in free if not scored.closed], Reason.LEAST_BAD),
+        ([scored for scored in fresh if not scored.closed], Reason.WAIT),
+        (free, Reason.LEAST_BAD),
+        (fresh, Reason.WAIT),
+    ):
+        if pool:
+            return _choice_of_best(pool, reason, tunables, rng)
+    rest = unknown or [replica_id for replica_id in candidates if replica_id not in blocked]
+    return Choice(power_of_two(rest, ledger, rng), Reason.POWER_OF_TWO)
+
+
+def _known(
+    candidates: Sequence[str], views: Mapping[str, ReplicaView], view_age_s: float, tunables: RoutingTunables
+) -> tuple[list[ReplicaView], list[str]]:
+    """Fresh views, and ids of which nothing fresh is known; who said that it takes no more is in neither."""
     shown: list[ReplicaView] = []
     unknown: list[str] = []
     for replica_id in candidates:
         view = views.get(replica_id)
+        if view is not None and view.draining:
+            continue
         if view is None or not is_fresh(view, view_age_s, tunables):
             unknown.append(replica_id)
-        elif not view.draining:
+        else:
             shown.append(view)
-    fresh = [score(view, ledger, tokens, now_s - view.age_s - view_age_s, tunables) for view in _with_capacity(shown)]
-    if not fresh:
-        pool = unknown or list(candidates)
-        return Choice(power_of_two(pool, ledger, rng), Reason.POWER_OF_TWO)
-    fitting = [scored for scored in fresh if scored.fits]
-    if fitting:
-        best = _best(fitting, tunables, rng)
-        return Choice(best.replica_id, Reason.ROOM, best.room_blocks)
-    if unknown:
-        return Choice(power_of_two(unknown, ledger, rng), Reason.UNKNOWN)
-    least_bad = _best([s for s in fresh if not s.closed] or fresh, tunables, rng)
-    return Choice(least_bad.replica_id, Reason.LEAST_BAD, least_bad.room_blocks)
+    return shown, unknown
+
+
+def _choice_of_best(pool: Sequence[Scored], reason: Reason, tunables: RoutingTunables, rng: random.Random) -> Choice:
+    best = _best(pool, tunables, rng)
+    return Choice(best.replica_id, reason, best.room_blocks)
 
 
 UNKNOWN_FLEET = Snapshot(block_size_tokens=16, capacity_blocks=1 << 20, free_blocks=1 << 20)

@@ -34,7 +34,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vtoken.core.config import VTokenConfig, parse_request_options
 from vtoken.core.errors import ConfigError, RequestOptionError
 from vtoken.core.policies import policy_names
-from vtoken.core.replies import ErrorReply
+from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.telemetry import Snapshot
 from vtoken.engine.args import engine_args
 from vtoken.engine.stats import SnapshotLogger
@@ -140,7 +140,10 @@ class EngineService:
             return _validation_reply(error)
         except Exception as error:  # noqa: BLE001  # vLLM's validators raise their own; it maps them itself
             return _engine_reply(create_error_response(error))
-        return await self._create(create, request, prefix + request_id)
+        result = await self._create(create, request, prefix + request_id)
+        if isinstance(result, ErrorReply) and result.status >= 500 and self._engine.errored:
+            return replica_lost()
+        return result
 
     async def _create(self, create: Callable[..., Any], request: Any, engine_id: str) -> Result:
         try:

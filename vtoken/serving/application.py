@@ -11,6 +11,7 @@ from ray.serve.config import RequestRouterConfig
 
 from vtoken.serving.ingress import Ingress
 from vtoken.serving.replica import EngineReplica
+from vtoken.serving.router import router_kwargs
 from vtoken.serving.settings import DeploymentSettings
 
 __all__ = ["Application", "build_application"]
@@ -47,7 +48,7 @@ def _engine_deployment(settings: DeploymentSettings) -> Any:
         max_constructor_retry_count=2,
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER_CLASS,
-            request_router_kwargs={"poll_s": settings.heartbeat.poll_s},
+            request_router_kwargs=router_kwargs(settings),
         ),
     )(EngineReplica)
 

@@ -20,8 +20,7 @@ from typing import Any
 
 import ray
 
-from vtoken.core.fleet import FleetSnapshot, FleetView, Verdict
-from vtoken.core.pressure import PressureThresholds
+from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView, Verdict
 from vtoken.core.telemetry import Heartbeat
 
 NAMESPACE = "vtoken"
@@ -33,12 +32,11 @@ class FleetController:
     """Actor body. Owner of the fleet view and of the routers' live tunables.
 
     Args:
-        thresholds: of the levels.
-        forget_after_s: see FleetView.
+        rules: of its creator, whoever that is; `configure` replaces them.
     """
 
-    def __init__(self, thresholds: PressureThresholds, forget_after_s: float) -> None:
-        self._fleet = FleetView(thresholds, forget_after_s)
+    def __init__(self, rules: FleetRules) -> None:
+        self._fleet = FleetView(rules)
         self._tunables: dict[str, Any] = {}
         self._last_use_s = time.monotonic()
         self._ticker: asyncio.Task[None] | None = None
@@ -53,10 +51,13 @@ class FleetController:
         self._touch()
         self._fleet.forget(replica_id)
 
-    async def configure(self, tunables: Mapping[str, Any]) -> None:
-        """Replace the routers' tunables; they pick them up with their next poll."""
+    async def configure(self, tunables: Mapping[str, Any], rules: FleetRules) -> None:
+        """Replace the rules, and the routers' tunables; routers pick them up with their next poll.
+
+        The rules too, because this actor outlives a deployment whose settings change.
+        """
         self._touch()
-        self._tunables = dict(tunables)
+        self._tunables, self._fleet.rules = dict(tunables), rules
 
     async def view(self) -> FleetSnapshot:
         """The fleet now, with ages by this actor's clock."""
@@ -87,19 +88,13 @@ class ControllerClient:
 
     Args:
         app_name: Serve application.
-        thresholds, forget_after_s: given to the controller if this client happens to create it.
+        rules: given to the controller if this client happens to create it.
         timeout_s: of every call.
     """
 
-    def __init__(
-        self,
-        app_name: str,
-        thresholds: PressureThresholds | None = None,
-        forget_after_s: float = 30.0,
-        timeout_s: float = 2.0,
-    ) -> None:
+    def __init__(self, app_name: str, rules: FleetRules, timeout_s: float = 2.0) -> None:
         self._name = controller_name(app_name)
-        self._arguments = (thresholds or PressureThresholds(), forget_after_s)
+        self._rules = rules
         self._timeout_s = timeout_s
         self._handle: Any = None
 
@@ -117,7 +112,7 @@ class ControllerClient:
                     max_restarts=-1,
                     max_concurrency=1000,
                 )
-                .remote(*self._arguments)
+                .remote(self._rules)
             )
         return self._handle
 
@@ -145,9 +140,9 @@ class ControllerClient:
         with contextlib.suppress(Exception):
             await self._call("goodbye", replica_id)
 
-    async def configure(self, tunables: Mapping[str, Any]) -> None:
-        """Replace the routers' tunables."""
-        await self._call("configure", dict(tunables))
+    async def configure(self, tunables: Mapping[str, Any], rules: FleetRules) -> None:
+        """See FleetController.configure."""
+        await self._call("configure", dict(tunables), rules)
 
     async def view(self) -> FleetSnapshot:
         """The fleet now."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import Request
@@ -18,7 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from vtoken.core.fleet import FleetSnapshot
-from vtoken.core.replies import ErrorReply
+from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RoutingTunables, is_fresh
 from vtoken.serving.controller import ControllerClient
 from vtoken.serving.limits import check_request, hint_for, parse_body, read_body
@@ -52,8 +53,7 @@ def reply_of(error: BaseException, retry_after_s: float) -> ErrorReply:
         wait_s = cause.retry_after_s or retry_after_s
         return ErrorReply(429, "All replicas and their queues are full; try again later.", None, "overloaded", wait_s)
     if isinstance(cause, DeploymentUnavailableError | ReplicaUnavailableError | RayActorError):
-        message = "The replica that served this request is gone; try again."
-        return ErrorReply(503, message, None, "replica_lost", retry_after_s)
+        return replica_lost(retry_after_s)
     return ErrorReply(500, "The engine failed on this request; the server's log has the details.", code="engine")
 
 
@@ -75,8 +75,7 @@ class Front:
         self._engine, self._settings, self._controller = engine, settings, controller
         self._streams = engine.options(stream=True)
         self._models: dict[str, Any] | None = None
-        self._tunables = RoutingTunables()
-        self._raw_tunables: Mapping[str, Any] = {}
+        self._tuned = False
 
     async def tune(self, raw: Mapping[str, Any]) -> None:
         """Adopt the routers' settings and hand them to the controller, from which every router gets them.
@@ -84,19 +83,21 @@ class Front:
         Raises:
             ConfigError: impossible settings; nothing is changed.
         """
-        self._tunables, self._raw_tunables = RoutingTunables.from_mapping(raw), dict(raw)
+        self._settings, self._tuned = replace(self._settings, router=RoutingTunables.from_mapping(raw)), True
         try:
-            await self._controller.configure(raw)
+            await self._configure()
         except Exception as error:  # noqa: BLE001  # routers keep what they have; the next change tries again
             logger.warning("router settings not delivered to the controller: %r", error)
+
+    async def _configure(self) -> None:
+        await self._controller.configure(asdict(self._settings.tunables), self._settings.rules)
 
     async def serve(self, kind: str, request: Request) -> Response:
         """One completion ("chat" or "completion"), unary or streaming; always answers in OpenAI's form."""
         body = await self._accept(kind, request)
         if isinstance(body, ErrorReply):
             return error_response(body)
-        options = self._settings.vtoken.policy
-        hint = hint_for(kind, body, options.budget_tokens if options.evicts else None)
+        hint = hint_for(kind, body, self._settings.vtoken, self._settings.tunables)
         items = self._streams.generate.remote(hint, kind, body)
         try:
             what, value = await anext(items)
@@ -106,7 +107,7 @@ class Front:
             items.cancel()  # the client left: stop the engine's work, not only our waiting
             raise
         if what == "error":
-            return error_response(value)
+            return error_response(self._refused(value))
         if what == "json":
             return JSONResponse(value)
         headers = {"cache-control": "no-cache"}
@@ -126,7 +127,7 @@ class Front:
     async def ready(self) -> Response:
         """200 when at least one replica has fresh telemetry and takes requests, else 503."""
         view = await self._view()
-        fresh = [] if view is None else [r for r in view.replicas if is_fresh(r, 0.0, self._tunables)]
+        fresh = [] if view is None else [r for r in view.replicas if is_fresh(r, 0.0, self._settings.tunables)]
         takers = [replica for replica in fresh if not replica.draining]
         body = {"ready": bool(takers), "fresh_replicas": len(takers), "wanted_replicas": self._settings.replicas.count}
         return JSONResponse(body, status_code=200 if takers else 503)
@@ -147,10 +148,16 @@ class Front:
     async def _view(self) -> FleetSnapshot | None:
         with contextlib.suppress(Exception):
             view = await self._controller.view()
-            if self._raw_tunables and not view.tunables:  # it has been restarted, and its state is soft
-                await self._controller.configure(self._raw_tunables)
+            if self._tuned and not view.tunables:  # it has been restarted, and its state is soft
+                await self._configure()
             return view
         return None
+
+    def _refused(self, reply: ErrorReply) -> ErrorReply:
+        """A replica's answer; when to try again is ours to say."""
+        if reply.status == 503 and reply.retry_after_s is None:
+            return replace(reply, retry_after_s=self._settings.limits.retry_after_s)
+        return reply
 
     def _failed(self, error: Exception) -> ErrorReply:
         reply = reply_of(error, self._settings.limits.retry_after_s)

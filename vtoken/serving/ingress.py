@@ -51,7 +51,7 @@ class Ingress:
 
     def __init__(self, engine: DeploymentHandle[Any], settings: DeploymentSettings) -> None:
         app_name = serve.get_replica_context().app_name
-        controller = ControllerClient(app_name, settings.pressure, settings.heartbeat.forget_after_s)
+        controller = ControllerClient(app_name, settings.rules)
         self._front = Front(engine, settings, controller)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:

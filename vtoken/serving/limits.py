@@ -9,8 +9,10 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from vtoken.core.config import Variant, VTokenConfig, parse_request_options
+from vtoken.core.errors import ConfigError
 from vtoken.core.replies import ErrorReply
-from vtoken.core.routing import RouteHint
+from vtoken.core.routing import RouteHint, RoutingTunables, context_tokens
 
 BYTES_PER_TOKEN = 4
 """Rough length of a token in UTF-8; only routing depends on it."""
@@ -110,24 +112,37 @@ def _check_lengths(body: Mapping[str, Any]) -> ErrorReply | None:
     return None
 
 
-def hint_for(kind: str, body: Mapping[str, Any], default_budget_tokens: int | None) -> RouteHint:
+def hint_for(kind: str, body: Mapping[str, Any], config: VTokenConfig, tunables: RoutingTunables) -> RouteHint:
     """What the router should know; never raises, whatever the body holds.
 
     Args:
         kind: "chat" or "completion".
         body: the parsed request.
-        default_budget_tokens: of the engine's default policy; None when it does not evict.
+        config: of the engines.
+        tunables: of the routers; say how much generation to expect.
     """
     text_bytes = _text_bytes(body.get("messages" if kind == "chat" else "prompt"))
     limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
     max_tokens = next((v for v in limits if isinstance(v, int) and not isinstance(v, bool)), 0)
-    options = body.get("vtoken")
-    budget = options.get("budget_tokens") if isinstance(options, Mapping) else None
-    if not isinstance(budget, int) or isinstance(budget, bool):
-        budget = default_budget_tokens
-    if isinstance(options, Mapping) and options.get("policy") == "none":
-        budget = None
-    return RouteHint(text_bytes // BYTES_PER_TOKEN + 1, max(0, max_tokens), budget)
+    prompt_tokens, max_tokens = text_bytes // BYTES_PER_TOKEN + 1, max(0, max_tokens)
+    total = context_tokens(prompt_tokens, max_tokens, tunables)
+    return RouteHint(prompt_tokens, max_tokens, _budget_tokens(body.get("vtoken"), config, prompt_tokens, total))
+
+
+def _budget_tokens(raw: object, config: VTokenConfig, prompt_tokens: int, total_tokens: int) -> int | None:
+    """Live tokens whose memory a request with these options keeps; None when it keeps all of it.
+
+    Hidden tokens keep their memory in any variant but `vtoken` (naive gives back wholly dead blocks, which is luck).
+    """
+    if config.variant is not Variant.VTOKEN:
+        return None
+    try:
+        options = parse_request_options(raw, config.policy)
+    except (ConfigError, ValueError, RecursionError):
+        options = config.policy  # the replica refuses the request; where it goes does not matter
+    if not options.evicts or prompt_tokens < options.min_prompt_tokens:
+        return None
+    return options.budget_tokens or options.target_tokens(total_tokens)
 
 
 def _text_bytes(value: object, depth: int = 0) -> int:

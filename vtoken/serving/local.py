@@ -3,8 +3,8 @@
     with LocalFleet(settings, port=8000) as fleet:
         OpenAI(base_url=fleet.url + "/v1", api_key="none")...
 
-Whatever happens in between, Ctrl-C included, no process is left behind: every process of the fleet inherits a mark
-in its environment, and `close` ends those that Ray has not ended itself (an engine whose replica was killed is no
+Whatever happens in between, Ctrl-C included, no process is left behind: every process of the fleet inherits a
+`Mark`, and `close` ends those that Ray has not ended itself (an engine whose replica was killed is no
 longer anybody's child).
 """
 
@@ -15,10 +15,10 @@ import io
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -30,13 +30,12 @@ import ray
 from ray import serve
 
 from vtoken.core.errors import VTokenError
+from vtoken.processes import Mark
 from vtoken.serving.application import build_application
 from vtoken.serving.settings import DeploymentSettings
 
 APP_NAME = "vtoken"
-MARK = "VTOKEN_LOCAL_FLEET"
 START_TIMEOUT_S = 600.0
-END_TIMEOUT_S = 15.0
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -84,7 +83,7 @@ class LocalFleet:
         self._own_dir: Path | None = None
         self._progress = progress
         self._timeout_s = timeout_s
-        self._mark = uuid.uuid4().hex
+        self._mark = Mark()
         self._environment: dict[str, str | None] = {}
 
     @property
@@ -119,13 +118,7 @@ class LocalFleet:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this fleet, however it was started; never this process."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-                if alive and process.environ().get(MARK) == self._mark:
-                    found.append(process)
-        return found
+        return self._mark.processes()
 
     def close(self) -> None:
         """End everything that `start` started; may be called at any time, more than once."""
@@ -140,7 +133,7 @@ class LocalFleet:
                     ray.shutdown()
         finally:
             # Interrupted before Ray was up, nobody has told the processes to end: no use in waiting for them.
-            self._end_processes(patience_s=END_TIMEOUT_S if up else 0.0)
+            self._mark.end_processes(signal_first=None if up else signal.SIGTERM)
             self._restore_environment()
             if self._own_dir is not None:
                 shutil.rmtree(self._own_dir, ignore_errors=True)
@@ -215,7 +208,7 @@ class LocalFleet:
 
     def _set_environment(self) -> None:
         wanted = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
-        for name, value in {**wanted, MARK: self._mark}.items():
+        for name, value in {**wanted, **self._mark.environment}.items():
             self._environment.setdefault(name, os.environ.get(name))
             os.environ[name] = value
 
@@ -226,13 +219,3 @@ class LocalFleet:
             else:
                 os.environ[name] = value
         self._environment = {}
-
-    def _end_processes(self, patience_s: float) -> None:
-        """Wait for the fleet's processes, then terminate, then kill what is left."""
-        for end in (None, psutil.Process.terminate, psutil.Process.kill):
-            left = self.processes()
-            for process in left:
-                if end is not None:
-                    with contextlib.suppress(psutil.Error):
-                        end(process)
-            psutil.wait_procs(left, timeout=patience_s if end is None else 3.0)

@@ -16,7 +16,8 @@ from typing import Any, Protocol, cast
 
 from ray import serve
 
-from vtoken.core.pressure import Level, PressureThresholds, level_after
+from vtoken.core.fleet import FleetRules
+from vtoken.core.pressure import Level, level_after
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint
 from vtoken.core.telemetry import Heartbeat, Snapshot
@@ -71,14 +72,14 @@ class HeartbeatTimer:
     At once when the level changes and when the replica becomes busy or idle; otherwise after `busy_s` or `idle_s`.
     """
 
-    def __init__(self, settings: HeartbeatSettings, thresholds: PressureThresholds) -> None:
-        self._settings, self._thresholds = settings, thresholds
+    def __init__(self, settings: HeartbeatSettings, rules: FleetRules) -> None:
+        self._settings, self._rules = settings, rules
         self._level, self._busy = Level.OPEN, False
         self._sent_s = float("-inf")
 
     def due(self, snapshot: Snapshot, now_s: float) -> bool:
         """Whether to send this snapshot now; True counts as sent."""
-        level = level_after(self._level, snapshot, self._thresholds)
+        level = level_after(self._level, snapshot, self._rules.thresholds, self._rules.confidence)
         busy = snapshot.running_requests + snapshot.waiting_requests > 0
         period_s = self._settings.busy_s if busy else self._settings.idle_s
         changed = level is not self._level or busy is not self._busy
@@ -98,10 +99,9 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         self._service = await start_service(settings)
-        self._controller = ControllerClient(context.app_name, settings.pressure, settings.heartbeat.forget_after_s)
-        self._timer = HeartbeatTimer(settings.heartbeat, settings.pressure)
+        self._controller = ControllerClient(context.app_name, settings.rules)
+        self._timer = HeartbeatTimer(settings.heartbeat, settings.rules)
         self._sequence = 0
-        self._draining = False
         self._beating = asyncio.create_task(self._beat_forever())
 
     async def generate(self, _hint: RouteHint, kind: str, body: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
@@ -137,21 +137,31 @@ class EngineReplica:
         return await self._service.models()
 
     async def check_health(self) -> None:
-        """Serve's health check: fails when the engine loop is dead, not when it is busy."""
+        """Serve's health check: fails when the engine is dead, not when it is busy."""
         await self._service.check_health()
         if self._beating.done():
             self._beating = asyncio.create_task(self._beat_forever())
 
     async def _beat_forever(self) -> None:
-        while True:
+        while await self._lives():
             snapshot = self._service.snapshot()
             if self._timer.due(snapshot, time.monotonic()):
                 await self._beat(snapshot)
             await asyncio.sleep(LOOK_S)
+        # The last word of a replica whose engine died: no more requests. Then silence, until Serve replaces it.
+        await self._beat(self._service.snapshot(), draining=True)
 
-    async def _beat(self, snapshot: Snapshot) -> None:
+    async def _lives(self) -> bool:
+        try:
+            await self._service.check_health()
+        except Exception as error:  # noqa: BLE001  # however an engine says that it is dead
+            logger.error("the engine is dead, Serve will replace this replica: %r", error)  # noqa: TRY400
+            return False
+        return True
+
+    async def _beat(self, snapshot: Snapshot, draining: bool = False) -> None:
         self._sequence += 1
-        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), self._draining, snapshot)
+        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), draining, snapshot)
         try:
             verdict = await self._controller.heartbeat(beat)
         except Exception as error:  # noqa: BLE001  # a dead controller must never hurt a replica
@@ -166,7 +176,6 @@ class EngineReplica:
         beating = getattr(self, "_beating", None)
         if beating is None:
             return
-        self._draining = True
         beating.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await beating

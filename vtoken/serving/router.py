@@ -21,6 +21,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ray.serve._private.common import ReplicaID
@@ -28,10 +29,11 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-from vtoken.core.fleet import FleetSnapshot, ReplicaView
+from vtoken.core.fleet import FleetRules, FleetSnapshot, ReplicaView
 from vtoken.core.inflight import InflightLedger
 from vtoken.core.routing import Choice, RouteHint, RoutingTunables, choose, demand_tokens
 from vtoken.serving.controller import ControllerClient
+from vtoken.serving.settings import DeploymentSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,16 +49,17 @@ class FleetCache:
     Args:
         client: how to reach the controller.
         poll_s: between two polls while requests are routed; IDLE_POLL_S otherwise.
+        tunables: until the controller sends others.
     """
 
-    def __init__(self, client: ControllerClient, poll_s: float) -> None:
+    def __init__(self, client: ControllerClient, poll_s: float, tunables: RoutingTunables) -> None:
         self._client, self._poll_s = client, poll_s
         self._fetched_s = float("-inf")
         self._used_s = float("-inf")
         self._task: asyncio.Task[None] | None = None
         self._awake: asyncio.Event | None = None
         self.views: dict[str, ReplicaView] = {}
-        self.tunables = RoutingTunables()
+        self.tunables = tunables
 
     def age_s(self, now_s: float) -> float:
         """Seconds since the view was asked for; infinite before the first one."""
@@ -114,10 +117,11 @@ class RoomRouter(RequestRouter):
         """Called by Serve with `request_router_kwargs`.
 
         Args:
-            kwargs: `app_name`, `poll_s`, and `seed` of the tie-breaks (None: from the system).
+            kwargs: what `router_kwargs` made; optionally `app_name`, and `seed` of the tie-breaks.
         """
-        client = ControllerClient(str(kwargs.get("app_name", self.app_name)))
-        self._fleet = FleetCache(client, float(kwargs.get("poll_s", 0.05)))
+        rules = FleetRules.from_mapping(kwargs["rules"])
+        client = ControllerClient(kwargs.get("app_name") or self.app_name, rules)
+        self._fleet = FleetCache(client, float(kwargs["poll_s"]), RoutingTunables.from_mapping(kwargs["tunables"]))
         self._ledger = InflightLedger()
         self._rng = random.Random(kwargs.get("seed"))
         self._swept_s = self._warned_s = float("-inf")
@@ -145,11 +149,11 @@ class RoomRouter(RequestRouter):
         self._fleet.use(now_s)
         self._sweep(now_s)
         by_id = {replica.replica_id.unique_id: replica for replica in candidates}
-        # A replica at Serve's own limit would only be probed and refused; leave it out while another has a slot.
-        open_ids = [r.replica_id.unique_id for r in self.select_available_replicas(candidates)] or list(by_id)
+        # A replica at Serve's own limit would only be probed and refused.
+        full = by_id.keys() - {r.replica_id.unique_id for r in self.select_available_replicas(candidates)}
         hint = hint_of(pending)
         choice: Choice = choose(
-            open_ids,
+            list(by_id),
             self._fleet.views,
             self._fleet.age_s(now_s),
             self._ledger,
@@ -157,6 +161,7 @@ class RoomRouter(RequestRouter):
             self._fleet.tunables,
             now_s,
             self._rng,
+            full,
         )
         if pending is not None:
             tokens = demand_tokens(hint, self._fleet.tunables)
@@ -187,6 +192,15 @@ class RoomRouter(RequestRouter):
             self._ledger.complete(internal_request_id)
         except Exception as error:  # noqa: BLE001  # total: an exception would hang the request
             self._warn(error)
+
+
+def router_kwargs(settings: DeploymentSettings) -> dict[str, Any]:
+    """`request_router_kwargs` of the engine deployment; Serve wants JSON."""
+    return {
+        "poll_s": settings.heartbeat.poll_s,
+        "rules": settings.rules.to_mapping(),
+        "tunables": asdict(settings.tunables),
+    }
 
 
 def hint_of(pending: PendingRequest | None) -> RouteHint:

@@ -7,12 +7,13 @@ a misspelt limit that is silently ignored is worse than a server that does not s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vtoken.core.config import VTokenConfig
+from vtoken.core.config import Variant, VTokenConfig
 from vtoken.core.errors import ConfigError
+from vtoken.core.fleet import FORGET_AFTER_S, FleetRules
 from vtoken.core.pressure import PressureThresholds
 from vtoken.core.routing import RoutingTunables
 
@@ -47,7 +48,7 @@ def _build(kind: Callable[..., T], raw: object, prefix: str) -> T:
     try:
         return kind(**raw)
     except ConfigError as error:
-        raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed) from None
+        raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed, error.hint) from None
 
 
 ENGINE_KEYS: dict[str, tuple[type, ...]] = {
@@ -55,6 +56,7 @@ ENGINE_KEYS: dict[str, tuple[type, ...]] = {
     "block_size": (int,),
     "cpu_offload_gb": (int, float),
     "disable_log_stats": (bool,),
+    "disable_sliding_window": (bool,),
     "dtype": (str,),
     "enable_chunked_prefill": (bool,),
     "enable_prefix_caching": (bool,),
@@ -72,7 +74,6 @@ ENGINE_KEYS: dict[str, tuple[type, ...]] = {
     "quantization": (str,),
     "revision": (str,),
     "seed": (int,),
-    "tensor_parallel_size": (int,),
     "tokenizer": (str,),
     "trust_remote_code": (bool,),
 }
@@ -154,7 +155,7 @@ class HeartbeatSettings:
     busy_s: float = 0.1
     idle_s: float = 1.0
     poll_s: float = 0.05
-    forget_after_s: float = 30.0
+    forget_after_s: float = FORGET_AFTER_S
 
     def __post_init__(self) -> None:
         _number("busy_s", self.busy_s, 0.01, 60.0)
@@ -228,6 +229,32 @@ class DeploymentSettings:
         _text("engine_service", self.engine_service)
         if self.engine_service.count(":") != 1:
             raise ConfigError("engine_service", self.engine_service, "of the form package.module:Class")
+        self._check_heartbeats()
+
+    def _check_heartbeats(self) -> None:
+        """A replica that reports as seldom as it may must not count as stale, or be forgotten, in between."""
+        beats, router = self.heartbeat, self.router
+        for beat, limit_key, limit_s in (
+            ("busy_s", "router.stale_busy_s", router.stale_busy_s),
+            ("idle_s", "router.stale_idle_s", router.stale_idle_s),
+            ("idle_s", "heartbeat.forget_after_s", beats.forget_after_s),
+        ):
+            value = getattr(beats, beat)
+            if value >= limit_s:
+                hint = "Reports that come later than that make healthy replicas count as lost."
+                raise ConfigError(f"heartbeat.{beat}", value, f"below {limit_key} = {limit_s}", hint)
+
+    @property
+    def tunables(self) -> RoutingTunables:
+        """`router` as it works: a variant that reclaims nothing has no use for confidence in reclaiming."""
+        if self.vtoken.variant is Variant.VTOKEN:
+            return self.router
+        return replace(self.router, confidence=0.0)
+
+    @property
+    def rules(self) -> FleetRules:
+        """Of the controller."""
+        return FleetRules(self.pressure, self.tunables.confidence, self.heartbeat.forget_after_s)
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> DeploymentSettings:
