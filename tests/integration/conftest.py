@@ -81,6 +81,19 @@ class Fleet:
             assert time.monotonic() < end_s, f"not {count} running after {timeout_s} s: {self.replicas()}"
             time.sleep(0.02)
 
+    def await_all_back(self, timeout_s: float) -> None:
+        """Until nothing runs, no token table is left and every block is free or reserved."""
+        end_s = time.monotonic() + timeout_s
+        while not all(self._is_empty(replica) for replica in self.replicas()):
+            assert time.monotonic() < end_s, f"not everything is back after {timeout_s} s: {self.replicas()}"
+            time.sleep(0.02)
+
+    @staticmethod
+    def _is_empty(replica: dict[str, Any]) -> bool:
+        busy = ("running_requests", "waiting_requests", "tracked_requests", "inflight_plans", "private_blocks")
+        returned = replica["free_blocks"] + replica["reserved_blocks"] == replica["capacity_blocks"]
+        return returned and not any(replica[key] for key in busy)
+
     def close(self) -> None:
         """End it, and see that nothing is left."""
         self.http.close()
