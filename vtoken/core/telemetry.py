@@ -32,7 +32,7 @@ class Snapshot:
         reclaimable_blocks: sum over requests of allocated - ceil(live / S).
         inflight_plans: evacuation plans whose copy is not committed.
         degraded: 1 once a failed check has ended relocation on the worker, else 0.
-        running_requests, waiting_requests: vLLM's scheduler queues.
+        running_requests, waiting_requests: vLLM's scheduler queues, held requests included.
         preemptions_total, steps_total: of this engine since its start.
         tokens_registered_total, tokens_evicted_total: since start.
         moves_total: tokens relocated. moved_bytes_total: their K/V bytes, all layers.

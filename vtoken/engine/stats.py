@@ -73,7 +73,7 @@ class SnapshotLogger(StatLoggerBase):
         self._snapshot = Snapshot.from_mapping({
             **self._fields,
             "running_requests": scheduler_stats.num_running_reqs,
-            "waiting_requests": scheduler_stats.num_waiting_reqs,
+            "waiting_requests": scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
             "preemptions_total": self._preemptions,
         })  # fmt: skip
 
