@@ -117,6 +117,35 @@ def test_an_idle_engine_holds_no_reserve_so_that_the_prefix_cache_can_be_reset(m
     assert manager.block_pool.reset_prefix_cache()
 
 
+def test_a_new_request_waits_for_the_reserve_but_not_for_ever_and_not_for_nothing(manager: VTokenBlockManager) -> None:
+    from types import SimpleNamespace
+
+    from vtoken.core.config import VTokenConfig
+    from vtoken.engine.scheduler_side import SchedulerSide
+
+    now = 100.0
+    side = SchedulerSide(VTokenConfig(headroom_blocks=4, hold_seconds=3.0), clock=lambda: now)
+    coordinator = SimpleNamespace(single_type_managers=[manager])
+    side.bind(SimpleNamespace(coordinator=coordinator, block_pool=manager.block_pool, max_model_len=256))  # type: ignore[arg-type]
+    waiting = SimpleNamespace(request_id="w")
+    manager.allocate_new_blocks("plain", 30 * SIZE, 30 * SIZE)
+    manager.new_step_starts()
+    assert not side.must_wait(waiting), "nobody evicts: no reserve is wanted"
+    manager.watch("w", 16)
+    manager.new_step_starts()
+    assert len(manager.reserve) == 2
+    assert side.must_wait(waiting)
+    now = 102.9
+    assert side.must_wait(waiting)
+    now = 103.1
+    assert not side.must_wait(waiting), "held longer than hold_seconds"
+    manager.free("plain")
+    manager.new_step_starts()
+    assert len(manager.reserve) == 4
+    assert not side.must_wait(waiting)
+    manager.unwatch("w")
+
+
 def test_a_report_of_an_earlier_life_does_not_touch_the_new_one(manager: VTokenBlockManager) -> None:
     ids = start(manager, "a", 64)
     report = entry(manager, "a", ids[:2], 32, 64)

@@ -107,6 +107,10 @@ class VTokenBlockManager(FullAttentionManager):
         if missing > 0 and self._evicting:
             self.reserve.update((block.block_id, block) for block in self.block_pool.get_new_blocks(missing))
 
+    def reserve_may_recover(self) -> bool:
+        """Whether the reserve is short, somebody may need it, and requests that run may free blocks for it."""
+        return len(self.reserve) < self.reserve_target and bool(self._evicting) and bool(self.req_to_blocks)
+
     def _release_reserve(self) -> None:
         """Nobody needs it: an idle engine holds no block, so that its prefix cache can be reset."""
         reserve, self.reserve = self.reserve, {}

@@ -116,8 +116,7 @@ class SchedulerSide:
         Never longer than `hold_seconds`, and never when nothing runs: then nothing would end the wait.
         vLLM does not hold requests for prompt log-probabilities: it admits them whatever this says.
         """
-        manager = self.manager
-        if len(manager.reserve) >= manager.reserve_target or not manager.req_to_blocks:
+        if not self.manager.reserve_may_recover():
             self._held_since.pop(request.request_id, None)
             return False
         since = self._held_since.setdefault(request.request_id, self._clock())
