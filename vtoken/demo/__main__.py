@@ -22,11 +22,9 @@ from vtoken.environment import check_environment
 from vtoken.processes import Mark
 from vtoken.serving.local import LocalFleet
 from vtoken.serving.settings import DeploymentSettings
+from vtoken.serving.status import WIDE_AT
 
 DEPLOYMENT = Path("deploy/serve/demo-cpu.yaml")
-LOG_WIDTH = 150
-"""Characters per line where the output is no terminal."""
-
 COMPARED = ("naive", "vtoken-strict", "vtoken")
 
 
@@ -37,7 +35,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL"), help="model directory")
     arguments = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH, log_path=False)
+    console = Console(width=None if sys.stdout.isatty() else WIDE_AT, log_path=False)
     try:
         check_environment()
         return run(arguments, console)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from vtoken.demo.prompts import conversation
-from vtoken.serving.status import StatusError, fetch, render
+from vtoken.serving.status import WIDE_AT, StatusError, fetch, render
 
 CLIENTS = 2
 STREAMS_PER_CLIENT = 4
@@ -25,7 +25,6 @@ TOKENS = 256
 REQUEST_TIMEOUT_S = 180.0
 REFRESH_S = 0.5
 LOG_EVERY_S = 10.0
-WIDE_AT = 150
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"policy": "streaming_llm", "budget_tokens": 128, "protect_recent": 32},

@@ -34,7 +34,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 """Heading, key in the fleet's JSON, format."""
 
 NARROW = frozenset({"F", "free", "reserved", "released", "running", "waiting"})
-WIDE_AT = 130
+WIDE_AT = 150
 """Below this many characters a terminal gets the NARROW columns only; what is no terminal gets all of them."""
 
 
