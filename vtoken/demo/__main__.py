@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,16 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from vtoken.core.errors import VTokenError
+from vtoken.core.errors import ConfigError, VTokenError
 from vtoken.demo import summary, traffic
 from vtoken.demo.children import run_json
 from vtoken.environment import check_environment
+from vtoken.models.hugging_face import validate_model_directory
 from vtoken.processes import Mark
 from vtoken.serving.local import LocalFleet
 from vtoken.serving.settings import DeploymentSettings
 from vtoken.serving.status import WIDE_AT
+from vtoken.signals import stop_on_signals
 
 DEPLOYMENT = Path("deploy/serve/demo-cpu.yaml")
 COMPARED = ("naive", "vtoken-strict", "vtoken")
@@ -35,12 +36,13 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL"), help="model directory")
     arguments = parser.parse_args()
+    stop_on_signals()
     console = Console(width=None if sys.stdout.isatty() else WIDE_AT, log_path=False)
     try:
         check_environment()
         return run(arguments, console)
     except VTokenError as error:
-        console.print(f"demo failed: {error}", style="red", markup=False)
+        console.print(f"demo failed: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("stopped; no process is left behind")
@@ -50,11 +52,17 @@ def main() -> int:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Both parts and the summary."""
     started = time.monotonic()
-    args = yaml.safe_load(DEPLOYMENT.read_text())["applications"][0]["args"]
-    settings = DeploymentSettings.from_args({**args, **({"model": arguments.model} if arguments.model else {})})
+    settings = load_settings(arguments.model)
+
+    def progress(line: str) -> None:
+        stop_on_signals()  # Ray has installed handlers of its own
+        console.log(line)
+
+    fleet = LocalFleet(settings, arguments.port, progress=progress)
+    fleet.check_port()  # now, not after minutes
     measured = compare(settings.model, console)
     console.rule("2 of 2: two replicas serve chat requests, each with its own policy")
-    with LocalFleet(settings, arguments.port, progress=console.log) as fleet:
+    with fleet:
         tally, state = traffic.serve(fleet.url, settings.served_model_name, console)
         result = summary.result(measured, tally, state, time.monotonic() - started)
         summary.show(console, measured, tally)
@@ -67,6 +75,23 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if not arguments.keep:
         print(f"demo: {json.dumps(result)}", flush=True)  # behind everything that stopping says: the last line
     return 1 if missed else 0
+
+
+def load_settings(model: str | None) -> DeploymentSettings:
+    """The demo's deployment, with another model directory if one is named.
+
+    Raises:
+        ConfigError: the file is missing, is no YAML or has an impossible setting.
+        ModelError: the model directory is incomplete.
+    """
+    try:
+        args = yaml.safe_load(DEPLOYMENT.read_text())["applications"][0]["args"]
+    except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(str(DEPLOYMENT), reason, "a Serve config file with applications[0].args") from None
+    settings = DeploymentSettings.from_args({**args, **({"model": model} if model else {})})
+    validate_model_directory(Path(settings.model))
+    return settings
 
 
 def compare(model: str, console: Console) -> dict[str, dict[str, Any]]:
@@ -97,11 +122,10 @@ def keep(url: str, model: str, console: Console) -> None:
     console.print("The server stays up until Ctrl-C. Try:")
     print(f"  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print(f"  vtoken status --address {url}", flush=True)
-    stop = threading.Event()
-    for sign in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(sign, lambda *_: stop.set())
-    while not stop.wait(1.0):  # in short waits, so that the signal is handled
-        continue
+    with contextlib.suppress(KeyboardInterrupt):
+        stop_on_signals()
+        while True:
+            time.sleep(1.0)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 from vtoken.core.errors import VTokenError
 from vtoken.processes import Mark
+from vtoken.signals import undisturbed
 
 TAIL_CHARS = 3000
 
@@ -45,8 +46,9 @@ def run_json(arguments: list[str], mark: Mark, progress: Callable[[str], None], 
                     said.append(line)
             status = child.wait()
         finally:
-            mark.end_processes(signal_first=signal.SIGKILL if child.poll() is None else None)
-            child.wait()
+            with undisturbed():
+                mark.end_processes(signal_first=signal.SIGKILL if child.poll() is None else None)
+                child.wait()
         output.seek(0)
         lines = output.read().strip().splitlines()
     if status or not lines:

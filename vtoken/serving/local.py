@@ -33,6 +33,7 @@ from vtoken.core.errors import VTokenError
 from vtoken.processes import Mark
 from vtoken.serving.application import build_application
 from vtoken.serving.settings import DeploymentSettings
+from vtoken.signals import undisturbed
 
 APP_NAME = "vtoken"
 START_TIMEOUT_S = 600.0
@@ -106,7 +107,7 @@ class LocalFleet:
         Raises:
             StartError: the port is taken, a replica cannot start, or `timeout_s` is over; nothing is left behind.
         """
-        self._check_port()
+        self.check_port()
         try:
             self._start_ray()
             self._start_serve()
@@ -121,11 +122,16 @@ class LocalFleet:
         return self._mark.processes()
 
     def close(self) -> None:
-        """End everything that `start` started; may be called at any time, more than once."""
+        """End everything that `start` started; may be called at any time, more than once. No signal disturbs it."""
+        with undisturbed():
+            self._close()
+
+    def _close(self) -> None:
         up = ray.is_initialized()
+        if up or self.processes():
+            self._progress("stopping the fleet")
         try:
             if up:
-                self._progress("stopping the fleet")
                 # Serve's controller ends in the middle of its own last call, which Ray prints as a failure.
                 with contextlib.redirect_stdout(io.StringIO()):
                     with contextlib.suppress(Exception):
@@ -139,13 +145,20 @@ class LocalFleet:
                 shutil.rmtree(self._own_dir, ignore_errors=True)
                 self._own_dir = None
 
-    def _check_port(self) -> None:
+    def check_port(self) -> None:
+        """See that the port can be had, before anything is started.
+
+        Raises:
+            StartError: it is taken, or is no port.
+        """
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", self._port))
-            except OSError as error:
-                raise StartError(f"port {self._port} on 127.0.0.1 is not free ({error}); choose another") from None
+            except (OSError, OverflowError) as error:
+                raise StartError(
+                    f"port {self._port} on 127.0.0.1 can't be had ({error}): choose another with --port"
+                ) from None
 
     def _start_ray(self) -> None:
         if ray.is_initialized():

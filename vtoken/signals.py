@@ -1,0 +1,40 @@
+"""Every way of being told to stop takes the same way out: the one that leaves no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def stop_on_signals() -> None:
+    """Turn Ctrl-C, SIGTERM and a closed terminal into KeyboardInterrupt, from now on.
+
+    Libraries install handlers of their own when they start (Ray's aborts on SIGTERM): call it again
+    after them. Outside the main thread it does nothing.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for sign in STOPPING:
+            signal.signal(sign, _stop)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """No signal interrupts what is done here: cleaning up is done once, and whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in STOPPING}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
