@@ -151,6 +151,15 @@ def test_an_official_client_that_closes_its_stream_stops_the_engine(fleet, clien
     fleet.await_all_back(timeout_s=2.0)
 
 
+def test_a_seed_that_would_end_the_engine_is_refused(fleet, client):
+    """vLLM 0.32 on CPU dies of a seeded prompt that is computed in chunks; this fleet computes prompts in chunks."""
+    with pytest.raises(BadRequestError) as caught:
+        ask(client, max_tokens=8, seed=1, temperature=0.8)
+    assert caught.value.param == "seed"
+    assert "enable_chunked_prefill" in caught.value.message
+    assert ask(client, max_tokens=8).usage.completion_tokens > 0
+
+
 def test_a_full_fleet_says_429_and_when_to_come_back(fleet, client):
     """20 run or wait in the replicas, 4 in the queue; the official client sees its own error type."""
     streams, refused, enough = [], [], threading.Event()

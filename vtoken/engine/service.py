@@ -28,6 +28,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -40,6 +41,9 @@ from vtoken.engine.args import engine_args
 from vtoken.engine.stats import SnapshotLogger
 
 logger = logging.getLogger(__name__)
+
+SEED_ALLOWED = "null while engine.enable_chunked_prefill is on: this engine dies of it on a CPU"
+"""vLLM 0.32 rewinds the request's generator after each chunk, which torch's CPU generator can't do."""
 
 XARG = "vtoken"
 """Where a request's options travel: `vllm_xargs` on the way in, `SamplingParams.extra_args` in the engine."""
@@ -195,6 +199,10 @@ class EngineService:
     def _external_ids(self) -> list[str]:
         return list(self._engine.output_processor.external_req_ids)
 
+    def _chunks_on_cpu(self) -> bool:
+        chunked: bool = self._engine.vllm_config.scheduler_config.enable_chunked_prefill
+        return chunked and current_platform.is_cpu()
+
     def _engine_body(self, body: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The body as vLLM takes it; `body` itself stays as it is.
 
@@ -205,6 +213,8 @@ class EngineService:
         options = parse_request_options(ours.pop("vtoken", None), self._config.policy)
         if options.policy not in policy_names():
             raise RequestOptionError("vtoken.policy", options.policy, "one of " + ", ".join(policy_names()))
+        if ours.get("seed") is not None and self._chunks_on_cpu():
+            raise RequestOptionError("seed", ours["seed"], SEED_ALLOWED)
         xargs = ours.get("vllm_xargs")
         if isinstance(xargs, Mapping) and XARG in xargs:
             raise RequestOptionError(f"vllm_xargs.{XARG}", "...", "nothing: put the options into `vtoken`")
