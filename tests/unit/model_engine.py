@@ -107,7 +107,7 @@ class ToyEngine:
             block = request.blocks[index]
             self.hashed[block] = self.memory[block * self.size : (block + 1) * self.size].copy()
             self.cached.setdefault((request.family, index), block)
-        request.sealed = full
+        request.sealed = max(request.sealed, full)  # hits may reach behind the prompt
 
     def drop(self, blocks: list[int]) -> None:
         for block in blocks:
