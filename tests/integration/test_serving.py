@@ -190,7 +190,7 @@ def test_status_prints_the_fleet(fleet):
 
 def test_a_killed_engine_is_avoided_and_given_up(fleet, client):
     """The last test with this fleet: a new engine takes longer than it is worth; `test_faults.py` sees one come."""
-    victim = next(p for p in psutil.Process().children(recursive=True) if "EngineCore" in p.name())
+    victim = next(p for p in psutil.Process().children(recursive=True) if "EngineCor" in p.name())
     victim.kill()
 
     def fresh():
