@@ -74,13 +74,20 @@ def essence(outputs: list[Any]) -> list[Any]:
 
 
 def ranks(logprobs: Any) -> Any:
-    """The ranked tokens exactly, their log-probabilities within what two runs of unmodified vLLM differ by."""
     if logprobs is None:
         return None
-    return [
-        None if at is None else {token: pytest.approx(value.logprob, abs=1e-3) for token, value in at.items()}
-        for at in logprobs
-    ]
+    return [None if at is None else {token: value.logprob for token, value in at.items()} for at in logprobs]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal throughout; log-probabilities within what two runs of unmodified vLLM differ by (seen: 1e-4)."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= 1e-3
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
 
 
 def run(model: Path, config: dict[str, Any] | None, **kwargs: Any) -> tuple[list[Any], Any]:
@@ -92,7 +99,7 @@ def run(model: Path, config: dict[str, Any] | None, **kwargs: Any) -> tuple[list
 def test_the_idle_plugin_changes_nothing_on_any_path(model_dir: Path) -> None:
     expected, _ = run(model_dir, None, block_size=32)
     found, _ = run(model_dir, {}, block_size=32)
-    assert found == expected
+    assert same(found, expected)
 
 
 def test_relocation_changes_nothing_on_any_path(model_dir: Path) -> None:
@@ -100,7 +107,7 @@ def test_relocation_changes_nothing_on_any_path(model_dir: Path) -> None:
     hidden, naive = run(model_dir, {**evicting, "variant": "naive"})
     for relocation in ("eager", "lazy"):
         moved, last = run(model_dir, {**evicting, "relocation": relocation, "headroom_blocks": 24})
-        assert moved == hidden, relocation
+        assert same(moved, hidden), relocation
         assert last.moves_total > 0
         assert last.blocks_released_total > naive.blocks_released_total
         assert last.tokens_evicted_total == naive.tokens_evicted_total > 0

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI, RateLimitError
+from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI, RateLimitError
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -202,7 +202,17 @@ def test_a_killed_engine_is_avoided_and_given_up(fleet, client):
         assert ask(client, timeout=20.0, max_tokens=4).choices[0].message.content
     # Serve's health check has failed, and the replica has said good-bye.
     until(lambda: dead not in {replica["replica_id"] for replica in fleet.replicas()}, 60.0)
-    assert ask(client, max_tokens=4).choices
+    until(lambda: answered(client), 20.0)
+
+
+def answered(client):
+    """True for an answer; False for a 503 that says when to come back: Serve may still offer the replica it is ending."""
+    try:
+        return bool(ask(client, max_tokens=4).choices)
+    except InternalServerError as error:
+        assert error.status_code == 503
+        assert int(error.response.headers["retry-after"]) >= 1
+        return False
 
 
 def until(condition, timeout_s):
