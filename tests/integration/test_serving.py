@@ -206,13 +206,14 @@ def test_a_killed_engine_is_avoided_and_given_up(fleet, client):
 
 
 def answered(client):
-    """True for an answer; False for a 503 that says when to come back: Serve may still offer the replica it is ending."""
+    """Whether there was an answer; while Serve ends a replica it may still offer it: then a 503 with a time."""
     try:
         return bool(ask(client, max_tokens=4).choices)
     except InternalServerError as error:
-        assert error.status_code == 503
-        assert int(error.response.headers["retry-after"]) >= 1
-        return False
+        refusal = error
+    assert refusal.status_code == 503
+    assert int(refusal.response.headers["retry-after"]) >= 1
+    return False
 
 
 def until(condition, timeout_s):
