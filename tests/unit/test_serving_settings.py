@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vtoken.core.checks import build
 from vtoken.core.config import PolicyOptions, Variant, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import FleetRules
@@ -22,7 +23,7 @@ from vtoken.serving.controller import FleetController
 from vtoken.serving.limits import BYTES_PER_TOKEN, check_request, hint_for, parse_body, read_body
 from vtoken.serving.replica import HeartbeatTimer
 from vtoken.serving.router import RoomRouter, router_kwargs
-from vtoken.serving.settings import ENGINE_KEYS, DeploymentSettings, HeartbeatSettings, _build
+from vtoken.serving.settings import ENGINE_KEYS, DeploymentSettings, HeartbeatSettings
 from vtoken.serving.status import COLUMNS, render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +109,7 @@ def test_a_hint_of_an_error_survives_its_new_name():
             raise ConfigError("size", self.size, "nothing", "Ask somebody else.")
 
     with pytest.raises(ConfigError, match=r"^outer\.size = 1 .* Ask somebody else\.$"):
-        _build(Refuses, {"size": 1}, "outer")
+        build(Refuses, {"size": 1}, "outer")
 
 
 def test_whoever_creates_the_controller_brings_the_configured_rules(model, monkeypatch):

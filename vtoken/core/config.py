@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from vtoken.core.checks import build, check_int, check_number
 from vtoken.core.errors import ConfigError, RequestOptionError
 
 
@@ -36,18 +37,6 @@ class Reader(StrEnum):
 
     AUTO = "auto"  # the engine's own kernel for clean and dense rows, the strict reader for holey ones
     STRICT = "strict"  # the strict reader for every row: output independent of placement (I5)
-
-
-def _check_int(key: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(key, value, f"an integer from {low} to {high}")
-    return value
-
-
-def _check_ratio(key: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError(key, value, f"a number from {low} to {high}")
-    return float(value)
 
 
 OPTIONS_KEY = "vtoken"
@@ -89,14 +78,14 @@ class PolicyOptions:
         if not isinstance(self.policy, str) or not self.policy:
             raise ConfigError("policy", self.policy, "the name of an installed policy, or none")
         if self.budget_tokens is not None:
-            _check_int("budget_tokens", self.budget_tokens, 1, MAX_TOKENS)
+            check_int("budget_tokens", self.budget_tokens, 1, MAX_TOKENS)
         if self.keep_ratio is not None:
-            object.__setattr__(self, "keep_ratio", _check_ratio("keep_ratio", self.keep_ratio, 0.01, 1.0))
-        _check_int("interval_tokens", self.interval_tokens, 1, MAX_TOKENS)
-        _check_int("protect_sinks", self.protect_sinks, 0, MAX_TOKENS)
-        _check_int("protect_recent", self.protect_recent, 1, MAX_TOKENS)
-        _check_int("min_prompt_tokens", self.min_prompt_tokens, 0, MAX_TOKENS)
-        _check_int("seed", self.seed, 0, 2**63 - 1)
+            object.__setattr__(self, "keep_ratio", check_number("keep_ratio", self.keep_ratio, 0.01, 1.0))
+        check_int("interval_tokens", self.interval_tokens, 1, MAX_TOKENS)
+        check_int("protect_sinks", self.protect_sinks, 0, MAX_TOKENS)
+        check_int("protect_recent", self.protect_recent, 1, MAX_TOKENS)
+        check_int("min_prompt_tokens", self.min_prompt_tokens, 0, MAX_TOKENS)
+        check_int("seed", self.seed, 0, 2**63 - 1)
         self._check_budget()
 
     def _check_budget(self) -> None:
@@ -213,13 +202,13 @@ class VTokenConfig:
             except ValueError:
                 raise ConfigError(key, value, "one of " + ", ".join(kind)) from None
         if self.headroom_blocks is not None:
-            _check_int("headroom_blocks", self.headroom_blocks, 0, MAX_TOKENS)
-        object.__setattr__(self, "theta_f", _check_ratio("theta_f", self.theta_f, 0.0, 1.0))
-        _check_int("batch_blocks", self.batch_blocks, 1, MAX_TOKENS)
+            check_int("headroom_blocks", self.headroom_blocks, 0, MAX_TOKENS)
+        object.__setattr__(self, "theta_f", check_number("theta_f", self.theta_f, 0.0, 1.0))
+        check_int("batch_blocks", self.batch_blocks, 1, MAX_TOKENS)
         for key in ("check_moves", "poison_released"):
             if not isinstance(getattr(self, key), bool):
                 raise ConfigError(key, getattr(self, key), "true or false")
-        object.__setattr__(self, "hold_seconds", _check_ratio("hold_seconds", self.hold_seconds, 0.0, 600.0))
+        object.__setattr__(self, "hold_seconds", check_number("hold_seconds", self.hold_seconds, 0.0, 600.0))
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any], prefix: str = "vtoken") -> VTokenConfig:
@@ -228,19 +217,7 @@ class VTokenConfig:
         Raises:
             ConfigError: unknown key or impossible value, named as `prefix.key`.
         """
-        if not isinstance(raw, Mapping):
-            raise ConfigError(prefix, raw, "a mapping")
-        known = {f.name for f in fields(cls)}
-        for key, value in raw.items():
-            if key not in known:
-                raise ConfigError(f"{prefix}.{key}", value, "one of " + ", ".join(sorted(known)))
-        try:
-            values = dict(raw)
-            if "policy" in values:
-                values["policy"] = _parse_policy(values["policy"])
-            return cls(**values)
-        except ConfigError as error:
-            raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed, error.hint) from None
+        return build(cls, raw, prefix, parse={"policy": _parse_policy})
 
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-ready mapping that `from_mapping` turns back into an equal record."""

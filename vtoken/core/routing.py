@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from vtoken.core.errors import ConfigError
+from vtoken.core.checks import build, check_int, check_number
+from vtoken.core.config import MAX_TOKENS
 from vtoken.core.fleet import ReplicaView
 from vtoken.core.inflight import InflightLedger
 from vtoken.core.pressure import CONFIDENCE, Level, room_blocks
@@ -69,13 +70,11 @@ class RoutingTunables:
 
     def __post_init__(self) -> None:
         for key in ("confidence", "room_tie_share"):
-            _check_number(key, getattr(self, key), 0.0, 1.0)
+            check_number(key, getattr(self, key), 0.0, 1.0)
         for key in ("stale_busy_s", "stale_idle_s"):
-            _check_number(key, getattr(self, key), 0.05, 600.0)
+            check_number(key, getattr(self, key), 0.05, 600.0)
         for key in ("expected_output_tokens", "typical_demand_tokens", "budget_slack_tokens"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1 << 24:
-                raise ConfigError(key, value, f"an integer from 0 to {1 << 24}")
+            check_int(key, getattr(self, key), 0, MAX_TOKENS)
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any], prefix: str = "router") -> RoutingTunables:
@@ -84,21 +83,7 @@ class RoutingTunables:
         Raises:
             ConfigError: unknown key or impossible value, named as `prefix.key`.
         """
-        if not isinstance(raw, Mapping):
-            raise ConfigError(prefix, raw, "a mapping")
-        known = {f.name for f in fields(cls)}
-        for key, value in raw.items():
-            if key not in known:
-                raise ConfigError(f"{prefix}.{key}", value, "one of " + ", ".join(sorted(known)))
-        try:
-            return cls(**raw)
-        except ConfigError as error:
-            raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed, error.hint) from None
-
-
-def _check_number(key: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError(key, value, f"a number from {low} to {high}")
+        return build(cls, raw, prefix)
 
 
 def demand_tokens(hint: RouteHint, tunables: RoutingTunables) -> int:

@@ -66,7 +66,7 @@ class SchedulerSide:
         return self._manager
 
     def bind(self, cache: KVCacheManager) -> None:
-        """Take the engine's block manager and fill the reserve.
+        """Take the engine's block manager and set how large its reserve may be.
 
         Raises:
             UnsupportedError: the engine built another manager: vToken did not engage.

@@ -6,28 +6,17 @@ a misspelt limit that is silently ignored is worse than a server that does not s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from vtoken.core.checks import build, check_int, check_number
 from vtoken.core.config import Variant, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import FORGET_AFTER_S, FleetRules
 from vtoken.core.pressure import PressureThresholds
 from vtoken.core.routing import RoutingTunables
-
-T = TypeVar("T")
-
-
-def _int(key: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(key, value, f"an integer from {low} to {high}")
-
-
-def _number(key: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError(key, value, f"a number from {low} to {high}")
 
 
 def _text(key: str, value: object) -> None:
@@ -35,20 +24,10 @@ def _text(key: str, value: object) -> None:
         raise ConfigError(key, value, "a non-empty text")
 
 
-def _build(kind: Callable[..., T], raw: object, prefix: str) -> T:
-    """A dataclass from a mapping; errors carry `prefix.key`."""
-    if raw is None:
-        raw = {}
-    if not isinstance(raw, Mapping):
-        raise ConfigError(prefix, raw, "a mapping")
-    known = sorted(f.name for f in fields(kind))  # type: ignore[arg-type]
-    for key, value in raw.items():
-        if key not in known:
-            raise ConfigError(f"{prefix}.{key}", value, "one of " + ", ".join(known))
-    try:
-        return kind(**raw)
-    except ConfigError as error:
-        raise ConfigError(f"{prefix}.{error.key}", error.value, error.allowed, error.hint) from None
+def _section(args: Mapping[str, Any], key: str) -> object:
+    """One block of the file; a key without a value is an empty block."""
+    found = args.get(key)
+    return {} if found is None else found
 
 
 ENGINE_KEYS: dict[str, tuple[type, ...]] = {
@@ -127,13 +106,13 @@ class ReplicaSettings:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _int("count", self.count, 1, 4096)
-        _number("num_cpus", self.num_cpus, 0.0, 1024.0)
-        _number("num_gpus", self.num_gpus, 0.0, 64.0)
-        _int("max_ongoing_requests", self.max_ongoing_requests, 1, 100_000)
-        _number("health_check_period_s", self.health_check_period_s, 0.5, 3600.0)
-        _number("health_check_timeout_s", self.health_check_timeout_s, 1.0, 3600.0)
-        _number("graceful_shutdown_timeout_s", self.graceful_shutdown_timeout_s, 0.0, 86_400.0)
+        check_int("count", self.count, 1, 4096)
+        check_number("num_cpus", self.num_cpus, 0.0, 1024.0)
+        check_number("num_gpus", self.num_gpus, 0.0, 64.0)
+        check_int("max_ongoing_requests", self.max_ongoing_requests, 1, 100_000)
+        check_number("health_check_period_s", self.health_check_period_s, 0.5, 3600.0)
+        check_number("health_check_timeout_s", self.health_check_timeout_s, 1.0, 3600.0)
+        check_number("graceful_shutdown_timeout_s", self.graceful_shutdown_timeout_s, 0.0, 86_400.0)
         if not isinstance(self.env, Mapping):
             raise ConfigError("env", self.env, "a mapping of names to texts")
         for name, value in self.env.items():
@@ -158,10 +137,10 @@ class HeartbeatSettings:
     forget_after_s: float = FORGET_AFTER_S
 
     def __post_init__(self) -> None:
-        _number("busy_s", self.busy_s, 0.01, 60.0)
-        _number("idle_s", self.idle_s, 0.05, 60.0)
-        _number("poll_s", self.poll_s, 0.01, 60.0)
-        _number("forget_after_s", self.forget_after_s, 1.0, 3600.0)
+        check_number("busy_s", self.busy_s, 0.01, 60.0)
+        check_number("idle_s", self.idle_s, 0.05, 60.0)
+        check_number("poll_s", self.poll_s, 0.01, 60.0)
+        check_number("forget_after_s", self.forget_after_s, 1.0, 3600.0)
         if self.idle_s < self.busy_s:
             raise ConfigError("idle_s", self.idle_s, f"at least busy_s = {self.busy_s}")
 
@@ -187,12 +166,12 @@ class LimitSettings:
     ingress_max_ongoing_requests: int = 2048
 
     def __post_init__(self) -> None:
-        _int("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
-        _int("max_queued_requests", self.max_queued_requests, 1, 1_000_000)
-        _int("retry_after_s", self.retry_after_s, 1, 3600)
-        _int("ingress_count", self.ingress_count, 1, 1024)
-        _number("ingress_num_cpus", self.ingress_num_cpus, 0.0, 64.0)
-        _int("ingress_max_ongoing_requests", self.ingress_max_ongoing_requests, 1, 1_000_000)
+        check_int("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
+        check_int("max_queued_requests", self.max_queued_requests, 1, 1_000_000)
+        check_int("retry_after_s", self.retry_after_s, 1, 3600)
+        check_int("ingress_count", self.ingress_count, 1, 1024)
+        check_number("ingress_num_cpus", self.ingress_num_cpus, 0.0, 64.0)
+        check_int("ingress_max_ongoing_requests", self.ingress_max_ongoing_requests, 1, 1_000_000)
 
 
 DEFAULT_ENGINE_SERVICE = "vtoken.engine.service:EngineService"
@@ -278,11 +257,11 @@ class DeploymentSettings:
             served_model_name=args.get("served_model_name", Path(model).name),
             engine=check_engine(args.get("engine")),
             vtoken=VTokenConfig.from_mapping(args.get("vtoken") or {}),
-            replicas=_build(ReplicaSettings, args.get("replicas"), "replicas"),
+            replicas=build(ReplicaSettings, _section(args, "replicas"), "replicas"),
             router=RoutingTunables.from_mapping(args.get("router") or {}),
-            pressure=_build(PressureThresholds, args.get("pressure"), "pressure"),
-            heartbeat=_build(HeartbeatSettings, args.get("heartbeat"), "heartbeat"),
-            limits=_build(LimitSettings, args.get("limits"), "limits"),
+            pressure=build(PressureThresholds, _section(args, "pressure"), "pressure"),
+            heartbeat=build(HeartbeatSettings, _section(args, "heartbeat"), "heartbeat"),
+            limits=build(LimitSettings, _section(args, "limits"), "limits"),
             engine_service=args.get("engine_service", DEFAULT_ENGINE_SERVICE),
         )
 
