@@ -28,8 +28,16 @@ def _frontier(arguments: argparse.Namespace, console: Console) -> Outcome:
     return frontier.run(arguments.model, console, quick=arguments.quick)
 
 
+def _soak(arguments: argparse.Namespace, console: Console) -> Outcome:
+    from vtoken.bench import soak
+
+    minutes = soak.QUICK_MINUTES if arguments.quick else soak.MINUTES
+    return soak.run(arguments.model, console, arguments.minutes or minutes)
+
+
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace, Console], Outcome]]] = {
     "frontier": ("Q4: the largest concurrency without a preemption, at a fixed block budget", _frontier),
+    "soak": ("mixed traffic on a full pool, with aborts and preemptions: nothing leaks, no output is wrong", _soak),
 }
 
 
@@ -38,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = "; ".join(f"{name}: {text}" for name, (text, _) in BENCHMARKS.items())
     parser.add_argument("name", choices=BENCHMARKS, help=lines)
     parser.add_argument("--quick", action="store_true", help="a quarter of the length")
+    parser.add_argument("--minutes", type=float, help="length of a soak (default 30; 3 with --quick)")
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL", ".cache/models/SmolLM2-135M-Instruct"))
 
 

@@ -1,0 +1,97 @@
+"""Soak: mixed traffic on a pool that is always full, with aborts and preemptions, for as long as asked.
+
+Two engines, one after the other, for half of the time each: eager relocation, then lazy. Everything that may
+interfere is on at once: policies per request, shared prefixes in the prefix cache, prompts in chunks,
+priorities, preemptions, aborts, byte checks of every move, NaN in released blocks. `soak_run.py` drives one
+engine, `soak_traffic.py` says what is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from vtoken.bench.command import Outcome
+from vtoken.bench.soak_run import Counts, Soak, SoakEngine, choose_probes
+from vtoken.bench.soak_traffic import Arrival, Reference
+from vtoken.core.config import VTokenConfig
+from vtoken.core.telemetry import Snapshot
+
+MINUTES, QUICK_MINUTES = 30.0, 3.0
+"""Length of the traffic; starting the engines comes on top."""
+
+MODES: dict[str, dict[str, Any]] = {"eager": {}, "lazy": {"relocation": "lazy"}}
+
+SETTINGS: dict[str, Any] = {
+    "reader": "strict", "check_moves": True, "poison_released": True, "headroom_blocks": 8, "hold_seconds": 1.0,
+}  # fmt: skip
+
+ENGINE: dict[str, Any] = {
+    "dtype": "float32", "block_size": 16, "max_model_len": 560, "max_num_seqs": 12, "max_num_batched_tokens": 64,
+    "enable_chunked_prefill": True, "enable_prefix_caching": True, "scheduling_policy": "priority",
+    "num_gpu_blocks_override": 81, "kv_cache_memory_bytes": 1 << 27,
+}  # fmt: skip
+"""80 usable blocks, about half of what twelve requests of this traffic want."""
+
+GROWTH_BOUND_MIB = 32.0
+"""How much the engine's two processes may grow, together, from the end of the warm-up to the end of a mode.
+
+What the engine keeps is bounded by its pool and by the requests in it, and both are full by then: nothing may
+grow with steps or requests. The allowance is for allocators that settle later (glibc's arenas, torch's caches).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModeResult:
+    """One engine's run: what happened, its counters at the end, how much its processes grew."""
+
+    counts: Counts
+    last: Snapshot
+    growth_mib: float
+
+    @property
+    def passed(self) -> bool:
+        """Nothing bad happened, and everything that the soak is about did happen."""
+        counts, last = self.counts, self.last
+        happened = (
+            counts.aborted, counts.probes_compared, counts.worker_checks, last.preemptions_total,
+            last.moves_total, last.move_checks_total, last.blocks_released_total,
+        )  # fmt: skip
+        bad = (last.move_check_failures_total, last.policy_failures_total, last.invalid_options_total, last.degraded)
+        return all(happened) and not any(bad) and counts.clean and self.growth_mib <= GROWTH_BOUND_MIB
+
+    def values(self) -> dict[str, Any]:
+        """For the report."""
+        last = self.last
+        return {
+            **asdict(self.counts),
+            "preemptions": last.preemptions_total, "evicted": last.tokens_evicted_total, "moves": last.moves_total,
+            "blocks_released": last.blocks_released_total, "plans_deferred": last.plans_deferred_total,
+            "checks": last.move_checks_total, "failures": last.move_check_failures_total,
+            "rss_growth_mib": round(self.growth_mib, 1),
+        }  # fmt: skip
+
+
+def run(model: str, console: Console, minutes: float = MINUTES, seed: int = 0) -> Outcome:
+    """Soak both modes. The probes' references are taken once, alone on the first engine, and hold for both.
+
+    Raises:
+        Exception: what ended an engine, with a note that says when.
+    """
+    probes: list[tuple[Arrival, Reference]] = []
+    results: dict[str, ModeResult] = {}
+    for mode, settings in MODES.items():
+        engine = SoakEngine(model, VTokenConfig.from_mapping({**SETTINGS, **settings}), **ENGINE)
+        try:
+            probes = probes or choose_probes(engine)
+            soak = Soak(engine, probes, seed, partial(console.log, f"{mode}:"))
+            growth_mib = soak.run(minutes * 60.0 / len(MODES))
+            results[mode] = ModeResult(soak.counts, engine.snapshots.snapshot(), growth_mib)
+        finally:
+            engine.close()
+    values: dict[str, Any] = {mode: result.values() for mode, result in results.items()}
+    values |= {"minutes": minutes, "seed": seed, "rss_growth_bound_mib": GROWTH_BOUND_MIB}
+    return Outcome("soak", all(result.passed for result in results.values()), values)
