@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -22,10 +23,18 @@ class Outcome:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def _frontier(arguments: argparse.Namespace, console: Console) -> Outcome:
-    from vtoken.bench import frontier
+Benchmark = Callable[[argparse.Namespace, Console], Outcome]
 
-    return frontier.run(arguments.model, console, quick=arguments.quick)
+
+def _of(module: str) -> Benchmark:
+    """`vtoken.bench.MODULE.run(model, console, quick=...)`, imported when it is called."""
+
+    def run(arguments: argparse.Namespace, console: Console) -> Outcome:
+        implementation = importlib.import_module(f"vtoken.bench.{module}")
+        outcome: Outcome = implementation.run(arguments.model, console, quick=arguments.quick)
+        return outcome
+
+    return run
 
 
 def _soak(arguments: argparse.Namespace, console: Console) -> Outcome:
@@ -35,9 +44,14 @@ def _soak(arguments: argparse.Namespace, console: Console) -> Outcome:
     return soak.run(arguments.model, console, arguments.minutes or minutes)
 
 
-BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace, Console], Outcome]]] = {
-    "frontier": ("Q4: the largest concurrency without a preemption, at a fixed block budget", _frontier),
+BENCHMARKS: dict[str, tuple[str, Benchmark]] = {
+    "copy": ("the copy engine against a plain copy of as many bytes", _of("copies")),
+    "frontier": ("Q4: the largest concurrency without a preemption, at a fixed block budget", _of("frontier")),
+    "idle": ("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
+    "reader": ("the strict reader against vLLM's own attention kernel", _of("reader")),
+    "rows": ("a relocated row against one in blocks one after another, on vLLM's own attention kernel", _of("rows")),
     "soak": ("mixed traffic on a full pool, with aborts and preemptions: nothing leaks, no output is wrong", _soak),
+    "speed": ("Q12: decoding with ample memory at half the tokens, against unmodified vLLM", _of("speed")),
 }
 
 
