@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
+from vtoken.core.config import PolicyOptions
 from vtoken.core.errors import ConfigError, ProtocolError
 from vtoken.core.wire import Report, RequestReport
-from vtoken.engine.block_manager import VTokenBlockManager
+from vtoken.engine.block_manager import VTokenBlockManager, Watched
 from vtoken.engine.spec import VTokenSpec
 
 SIZE, BLOCKS = 16, 33
+EVICTING = PolicyOptions("streaming_llm", 64)
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def manager() -> Iterator[VTokenBlockManager]:
 
 def start(manager: VTokenBlockManager, name: str, tokens: int) -> list[int]:
     """A request that evicts, `tokens` long; its block ids."""
-    manager.watch(name, tokens)
+    manager.watch(name, Watched(EVICTING, tokens))
     blocks = manager.allocate_new_blocks(name, tokens, tokens)
     manager.num_cached_block[name] = 0
     return [block.block_id for block in blocks]
@@ -77,7 +80,7 @@ def test_the_logical_list_keeps_one_entry_per_block_of_logical_length(manager: V
 @pytest.mark.parametrize("repeat", [1, 2, 3])
 def test_a_report_applied_again_returns_its_blocks_once(manager: VTokenBlockManager, repeat: int) -> None:
     ids = start(manager, "a", 64)
-    manager.watch("another", 16)  # a reserve is held while any request evicts
+    manager.watch("another", Watched(EVICTING, 16))  # a reserve is held while any request evicts
     manager.reserve_target = 2
     manager.refill()
     target = next(iter(manager.reserve))
@@ -91,7 +94,7 @@ def test_a_report_applied_again_returns_its_blocks_once(manager: VTokenBlockMana
 
 def test_a_report_after_the_end_only_returns_what_it_consumed(manager: VTokenBlockManager) -> None:
     ids = start(manager, "a", 64)
-    manager.watch("another", 16)  # a reserve is held while any request evicts
+    manager.watch("another", Watched(EVICTING, 16))  # a reserve is held while any request evicts
     manager.reserve_target = 2
     manager.refill()
     target = next(iter(manager.reserve))
@@ -131,7 +134,7 @@ def test_a_new_request_waits_for_the_reserve_but_not_for_ever_and_not_for_nothin
     manager.allocate_new_blocks("plain", 30 * SIZE, 30 * SIZE)
     manager.new_step_starts()
     assert not side.must_wait(waiting), "nobody evicts: no reserve is wanted"
-    manager.watch("w", 16)
+    manager.watch("w", Watched(EVICTING, 16))
     manager.new_step_starts()
     assert len(manager.reserve) == 2
     assert side.must_wait(waiting)
@@ -144,6 +147,19 @@ def test_a_new_request_waits_for_the_reserve_but_not_for_ever_and_not_for_nothin
     assert len(manager.reserve) == 4
     assert not side.must_wait(waiting)
     manager.unwatch("w")
+    assert side.holds_expired == 1
+
+
+def test_a_prompt_evicted_between_chunks_is_charged_no_more_than_it_ever_holds(manager: VTokenBlockManager) -> None:
+    """300 tokens in chunks of 48 under a budget of 64 lie in 112 at most: 7 blocks, of which it may hold some."""
+    between = replace(EVICTING, between_chunks=True)
+    peak = -(-between.peak_tokens(300, 48) // SIZE)
+    assert peak == 7
+    manager.watch("a", Watched(between, 300, peak))
+    asked = [
+        manager.get_num_blocks_to_allocate("a", 300, (), 0, 0, 300, apply_admission_cap=cap) for cap in (True, False)
+    ]
+    assert asked == [7, 19]
 
 
 def test_a_report_of_an_earlier_life_does_not_touch_the_new_one(manager: VTokenBlockManager) -> None:

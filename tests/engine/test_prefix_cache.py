@@ -12,11 +12,13 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
+from vtoken.core.config import PolicyOptions
 from vtoken.core.wire import Report, RequestReport
-from vtoken.engine.block_manager import SHARED_EVERY_GRANTS, VTokenBlockManager
+from vtoken.engine.block_manager import SHARED_EVERY_GRANTS, VTokenBlockManager, Watched
 from vtoken.engine.spec import VTokenSpec
 
 SIZE = 16
+OPTIONS = PolicyOptions("streaming_llm", 64)
 
 
 @pytest.fixture
@@ -40,10 +42,10 @@ def request(name: str, tokens: int, prompt_tokens: int | None = None) -> Request
     return made
 
 
-def run(manager: VTokenBlockManager, one: Request, evicts: bool) -> list[int]:
+def run(manager: VTokenBlockManager, one: Request, evicts: bool, options: PolicyOptions | None = None) -> list[int]:
     """Hit the cache, allocate the rest, hash what may be hashed; the block ids."""
     if evicts:
-        manager.watch(one.request_id, one.num_prompt_tokens)
+        manager.watch(one.request_id, Watched(options or OPTIONS, one.num_prompt_tokens))
     (hits,), hit_tokens = manager.find_longest_cache_hit(
         one.block_hashes,
         one.num_tokens - 1,
@@ -84,6 +86,19 @@ def test_nothing_is_hashed_once_a_worker_has_moved_tokens(manager: VTokenBlockMa
     assert [block.block_hash for block in manager.req_to_blocks["a"][2:]] == [None, None]
 
 
+def test_between_chunks_hashing_ends_where_an_eviction_may_have_been(manager: VTokenBlockManager) -> None:
+    """Chunks of 48 under a budget of 64: after two of them the request forgets; the third depends on that."""
+    between = PolicyOptions("streaming_llm", 64, between_chunks=True)
+    one = request("a", 192)
+    manager.watch("a", Watched(between, 192))
+    for computed in (0, 48, 96, 144):
+        one.num_computed_tokens = computed
+        manager.allocate_new_blocks("a", computed + 48, computed + 48)
+        manager.cache_blocks(one, computed + 48, replay_boundaries=())
+    hashed = [block.block_hash is not None for block in manager.req_to_blocks["a"]]
+    assert hashed == [True] * 6 + [False] * 6
+
+
 def test_hits_behind_the_prompt_are_sealed_too(manager: VTokenBlockManager) -> None:
     """A resumed request may hit blocks that another request generated: its worker must not write them."""
     run(manager, request("generator", 100), evicts=False)
@@ -98,7 +113,7 @@ def test_sharing_is_seen_behind_a_block_that_the_other_has_released(manager: VTo
     run(manager, request("b", 100), evicts=True)
     report = RequestReport("a", grant(manager, "a").incarnation, tuple(first[1:3]), (), 68, 100)
     manager.apply(Report(1, (report,)))
-    assert grant(manager, "b").shared == (first[0], *first[3:6])
+    assert grant(manager, "b").shared == tuple((block, 2) for block in (first[0], *first[3:6]))
 
 
 def test_what_has_not_changed_is_not_said_again(manager: VTokenBlockManager) -> None:

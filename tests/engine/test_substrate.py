@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from vtoken.core.config import PolicyOptions, Relocation, VTokenConfig
+from vtoken.core.occupancy import occupancy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.core.table import RowState
 from vtoken.core.wire import Grant, RequestGrant
@@ -59,7 +60,7 @@ class Bench:
 
     def __init__(self, relocation: Relocation) -> None:
         self.copies = Held()
-        config = VTokenConfig(relocation=relocation, theta_f=0.1, check_moves=True)
+        config = VTokenConfig(relocation=relocation, theta_f=0.1, check_moves=1.0)
         self.substrate = Substrate(config, SIZE, self.copies, lambda: ["a"])
         self.cache = torch.full((BLOCKS, 2, SIZE, 2 * 16), -1.0)
         self.substrate.bind_caches({"layer": self.cache})
@@ -104,7 +105,7 @@ class Bench:
         return self.substrate.rows_of(["a"])[0]
 
     def statistics(self) -> dict:
-        return {**self.substrate.statistics(), **self.substrate.shard.occupancy()}
+        return {**self.substrate.statistics(), **occupancy(self.substrate.shard.rows.values(), SIZE)}
 
 
 @pytest.fixture(params=[Relocation.EAGER, Relocation.LAZY])
@@ -163,7 +164,7 @@ def test_a_failed_copy_changes_nothing_and_its_blocks_can_be_used_again(lazy: Be
         lazy.step(1)
     assert lazy.row.table.blocks.tolist()[: len(before)] == before
     assert lazy.seen() == lazy.row.table.live_ids().tolist()
-    assert lazy.substrate.shard._reserve.available() == RESERVE
+    assert lazy.substrate.shard.reclamation.available() == RESERVE
     lazy.copies.fail = False
     for _ in range(40):
         lazy.step(1)
@@ -177,7 +178,7 @@ def test_a_request_that_ends_during_its_copy_gives_the_reserve_back_after_the_co
     lazy.step(0, ended=("a",))  # waits: nothing may land in the reserve afterwards
     assert lazy.copies.go.is_set()
     assert lazy.statistics()["tracked_requests"] == lazy.statistics()["inflight_plans"] == 0
-    assert lazy.substrate.shard._reserve.available() == RESERVE
+    assert lazy.substrate.shard.reclamation.available() == RESERVE
 
 
 def test_bytes_that_arrive_wrong_end_relocation_but_not_the_request(bench: Bench) -> None:

@@ -30,7 +30,7 @@ ENGINE: dict[str, Any] = {
 }
 
 VTOKEN: dict[str, Any] = {
-    "check_moves": True,
+    "check_moves": 1.0,
     "policy": {"policy": "streaming_llm", "budget_tokens": 128, "protect_recent": 32, "interval_tokens": 16},
 }
 

@@ -100,7 +100,7 @@ def runs(model_dir: Path) -> dict[str, tuple[list[Completion], Watch, Snapshot]]
     found = {}
     for name, settings in variants.items():
         watch = Watch()
-        config = {"policy": POLICY, "check_moves": True, "poison_released": True, **settings}
+        config = {"policy": POLICY, "check_moves": 1.0, "poison_released": True, **settings}
         with engine(model_dir, config, num_gpu_blocks_override=400) as one:
             texts = one.run(prompts(16), watch, max_tokens=160, ignore_eos=True)
             found[name] = (texts, watch, one.snapshots.snapshot())
@@ -136,7 +136,7 @@ def test_eager_rows_stay_dense_and_each_evicted_token_costs_at_most_one_move(run
 
 @pytest.fixture(scope="module", params=["eager", "lazy"])
 def aborting(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[OfflineEngine]:
-    config = {"policy": POLICY, "check_moves": True, "poison_released": True, "relocation": request.param}
+    config = {"policy": POLICY, "check_moves": 1.0, "poison_released": True, "relocation": request.param}
     with engine(model_dir, config) as one:
         yield one
 
@@ -171,7 +171,7 @@ def assert_every_block_is_somewhere(running: OfflineEngine) -> None:
 
 def test_a_full_pool_preempts_and_still_returns_everything(model_dir: Path) -> None:
     """40 blocks for 12 requests that need 5 to 6 each at their budget: preemptions, resumes, no leak."""
-    config = {"policy": POLICY, "check_moves": True}
+    config = {"policy": POLICY, "check_moves": 1.0}
     with engine(model_dir, config, num_gpu_blocks_override=41, max_model_len=512) as one:
         texts = one.run(prompts(12), max_tokens=150, ignore_eos=True)
         assert one.snapshots.snapshot().preemptions_total > 0
@@ -187,7 +187,7 @@ def test_shared_prefixes_are_reclaimed_and_the_cache_is_not_poisoned(model_dir: 
     params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
     results, hits = {}, {}
     for caching in (False, True):
-        config = {"policy": POLICY, "check_moves": True, "headroom_blocks": 16}
+        config = {"policy": POLICY, "check_moves": 1.0, "headroom_blocks": 16}
         with engine(model_dir, config, enable_prefix_caching=caching, num_gpu_blocks_override=400) as one:
             alone = [one.outputs([(prompt, params, 0)])[0] for prompt in given]
             # The exact text so far as a prompt: blocks behind the first eviction must not be in the cache.

@@ -103,7 +103,7 @@ def test_the_idle_plugin_changes_nothing_on_any_path(model_dir: Path) -> None:
 
 
 def test_relocation_changes_nothing_on_any_path(model_dir: Path) -> None:
-    evicting = {"policy": {**POLICY, "budget_tokens": 40}, "reader": "strict", "check_moves": True}
+    evicting = {"policy": {**POLICY, "budget_tokens": 40}, "reader": "strict", "check_moves": 1.0}
     hidden, naive = run(model_dir, {**evicting, "variant": "naive"})
     for relocation in ("eager", "lazy"):
         moved, last = run(model_dir, {**evicting, "relocation": relocation, "headroom_blocks": 24})

@@ -38,6 +38,7 @@ class Request:
     sealed: int = 0
     begins: bool = True
     growth: list[int] = field(default_factory=list)
+    chunk_began_at: int = 0  # tokens computed before the last step, 0 in the first step of a life
     diverges: bool = False  # what it generates is its own; otherwise it is the family's, as with one greedy prompt
 
     def owner(self, token: int) -> int:
@@ -67,22 +68,27 @@ class ToyEngine:
         self.hashed: dict[int, np.ndarray] = {}  # block -> its content when it was hashed
         self.steps_under_way: list[Report | None] = []
         self.ack = 0
+        self.urgency = 0.0
         self.refill()
 
     # ---- the pool --------------------------------------------------------------------------------
 
     def refill(self) -> None:
         while self.free and len(self.reserve) < self.headroom:
-            self.reserve.append(self.free.pop(0))
+            self.reserve.append(self._unhashed(self.free.pop(0)))
 
     def take(self, count: int) -> list[int]:
-        taken = [self.free.pop(0) for _ in range(count)]
+        taken = [self._unhashed(self.free.pop(0)) for _ in range(count)]
         for block in taken:
             assert self.refs[block] == 0, "a block was handed out while somebody holds it"
             self.refs[block] = 1
-            if self.hashed.pop(block, None) is not None:
-                self.cached = {key: other for key, other in self.cached.items() if other != block}
         return taken
+
+    def _unhashed(self, block: int) -> int:
+        """A free block leaves the prefix cache when it is given another use."""
+        if self.hashed.pop(block, None) is not None:
+            self.cached = {key: other for key, other in self.cached.items() if other != block}
+        return block
 
     def hits(self, request: Request) -> list[int]:
         """Cached blocks of the request's prompt, taken for it; its last token is always computed."""
@@ -101,13 +107,20 @@ class ToyEngine:
         """Hash the full blocks that are computed by now; only the prompt's of a request that evicts."""
         if request.family < 0 or self.ledger.detached(request.name):
             return
-        evicts = request.start.options.evicts and self.shard.config.variant is not Variant.NATIVE
-        full = min(request.length, request.start.prompt_tokens if evicts else request.length) // self.size
+        full = min(request.length, self.cacheable(request)) // self.size
         for index in range(request.sealed, full):
             block = request.blocks[index]
             self.hashed[block] = self.memory[block * self.size : (block + 1) * self.size].copy()
             self.cached.setdefault((request.family, index), block)
         request.sealed = max(request.sealed, full)  # hits may reach behind the prompt
+
+    def cacheable(self, request: Request) -> int:
+        """Leading tokens that may be hashed after the chunk that was just computed."""
+        options = request.start.options
+        if not options.evicts or self.shard.config.variant is Variant.NATIVE:
+            return request.length
+        between = options.between_chunks and request.chunk_began_at > options.target_tokens(request.chunk_began_at)
+        return 0 if between else request.start.prompt_tokens
 
     def drop(self, blocks: list[int]) -> None:
         for block in blocks:
@@ -169,14 +182,14 @@ class ToyEngine:
             if max(worst, self.need(request, request.length + count)) > len(self.free):
                 continue
             rows.append(self._schedule(request, count))
-            shared = tuple(b for b in request.blocks if self.refs[b] > 1)
+            shared = tuple((b, self.refs[b]) for b in request.blocks if self.refs[b] > 1)
             sealed = None if self.ledger.detached(name) or request.family < 0 else self.sealed_by_now(request)
             grants[name] = RequestGrant(self.ledger.incarnation(name), tuple(request.growth), sealed, shared)
             request.growth = []
         step = Step(tuple(rows), tuple(self.ended), tuple(self.preempted),
                     {r.request_id: self.requests[r.request_id].start for r in rows if r.begins})  # fmt: skip
         self.ended, self.preempted = [], []
-        self._run(step, Grant(tuple(self.reserve), self.ack, grants), land)
+        self._run(step, Grant(tuple(self.reserve), self.ack, grants, self.urgency), land)
         self.steps_under_way.append(self.shard.report())
         if deliver:
             self.deliver()
@@ -189,6 +202,7 @@ class ToyEngine:
             request.sealed = len(request.blocks)
         old = tuple(request.blocks) if request.begins else ()
         length = request.length + count
+        request.chunk_began_at = 0 if request.begins else request.length
         new = self.take(self.need(request, length))
         detached = self.ledger.detached(request.name)
         request.blocks += new
@@ -211,11 +225,14 @@ class ToyEngine:
             self.shard.commit(row, plan)
         self.shard.grow()
         self._write_and_read(step)
+        for row, plan in self.shard.decide_after_chunks():
+            self.copy(plan)
+            self.shard.commit(row, plan)
         self.flights += self.shard.evacuations()
 
     def sealed_by_now(self, request: Request) -> int:
         """Blocks hashed once the scheduled step has run."""
-        return max(request.sealed, min(request.length, request.start.prompt_tokens) // self.size)
+        return max(request.sealed, min(request.length, self.cacheable(request)) // self.size)
 
     def copy(self, plan: Plan) -> None:
         assert not np.isin(plan.dst_slots, plan.src_slots).any()

@@ -17,7 +17,7 @@ DEFAULT = PolicyOptions("streaming_llm", budget_tokens=256)
         ({"theta_f": 1.5}, "vtoken.theta_f", "1.5", "0.0 to 1.0"),
         ({"headroom_blocks": -1}, "vtoken.headroom_blocks", "-1", "0 to"),
         ({"headrom_blocks": 1}, "vtoken.headrom_blocks", "1", "headroom_blocks"),
-        ({"check_moves": "yes"}, "vtoken.check_moves", "yes", "true or false"),
+        ({"check_moves": "yes"}, "vtoken.check_moves", "yes", "a number from 0.0 to 1.0"),
         ({"policy": {"policy": "random"}}, "vtoken.policy.budget_tokens", "None", "exactly one"),
         ({"policy": {"policy": "random", "budget_tokens": 3}}, "vtoken.policy.budget_tokens", "3", "at least"),
         ({"policy": {"budget": 3}}, "vtoken.policy.budget", "3", "budget_tokens"),
@@ -59,7 +59,7 @@ def test_a_request_replaces_one_kind_of_budget_by_the_other() -> None:
         policy=st.just(DEFAULT),
         headroom_blocks=st.none() | st.integers(0, 100),
         theta_f=st.floats(0, 1),
-        check_moves=st.booleans(),
+        check_moves=st.floats(0.0, 1.0),
     )
 )
 def test_settings_survive_the_way_through_the_engines_json(config: VTokenConfig) -> None:

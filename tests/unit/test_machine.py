@@ -13,6 +13,9 @@ from vtoken.core.rows import RequestStart
 
 SIZE, CAPACITY = 4, 40
 
+EXAMPLES, RULES = 85, 40
+"""Programs per mode, and rules in each: with six modes more than 20,000 rules, most of one engine step or more."""
+
 
 class Machine(RuleBasedStateMachine):
     """Grow, evict, relocate, finish, preempt, abort; reports on time, late and twice."""
@@ -32,20 +35,28 @@ class Machine(RuleBasedStateMachine):
         budget=st.integers(4, 16),
         interval=st.integers(1, 6),
         family=st.sampled_from([-1, 1001, 1001, 1002]),
+        between=st.booleans(),
     )
-    def add(self, prompt: int, policy: str, budget: int, interval: int, family: int) -> None:
+    def add(self, prompt: int, policy: str, budget: int, interval: int, family: int, between: bool) -> None:
         if len(self.engine.requests) >= 5:
             return
         self.count += 1
         options = PolicyOptions(
-            policy, None if policy == "none" else budget, None, interval, protect_sinks=1, protect_recent=3
-        )
+            policy, None if policy == "none" else budget, None, interval, protect_sinks=1, protect_recent=3,
+            between_chunks=between,
+        )  # fmt: skip
         self.engine.add(f"r{self.count}", RequestStart(options, prompt, self.count), self.count, family)
 
-    @rule(counts=st.lists(st.integers(0, 7), min_size=5, max_size=5), land=st.booleans(), deliver=st.booleans())
-    def step(self, counts: list[int], land: bool, deliver: bool) -> None:
+    @rule(
+        counts=st.lists(st.integers(0, 7), min_size=5, max_size=5),
+        land=st.booleans(),
+        deliver=st.booleans(),
+        urgency=st.sampled_from([0.0, 1.0]),
+    )
+    def step(self, counts: list[int], land: bool, deliver: bool, urgency: float) -> None:
         names = list(self.engine.requests)
         wanted = {name: count for name, count in zip(names, counts, strict=False) if count}
+        self.engine.urgency = urgency
         self.engine.step(wanted, land, deliver)
 
     @rule(repeat=st.integers(1, 12))
@@ -76,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         assert len(self.engine.free) + len(self.engine.reserve) == CAPACITY, "blocks leaked"
         assert not self.engine.shard.rows
         assert not self.engine.flights
-        assert len(self.engine.shard._reserve.available()) == len(self.engine.reserve)
+        assert len(self.engine.shard.reclamation.available()) == len(self.engine.reserve)
 
 
 MODES = {
@@ -96,6 +107,6 @@ def test_no_interleaving_breaks_an_invariant(mode: str) -> None:
     machine = type(f"Machine_{mode}", (Machine,), members)
     test = machine.TestCase
     test.settings = settings(
-        max_examples=25, stateful_step_count=40, deadline=None, phases=[Phase.explicit, Phase.generate]
+        max_examples=EXAMPLES, stateful_step_count=RULES, deadline=None, phases=[Phase.explicit, Phase.generate]
     )  # no shrinking: it takes minutes; run one mode with the printed seed to shrink by hand
     test("runTest").runTest()

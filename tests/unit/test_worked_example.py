@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from vtoken.core.filling import plan_fill
 from vtoken.core.plan import Plan
-from vtoken.core.planner import Surroundings, plan_evacuation, plan_fill
+from vtoken.core.planner import Surroundings, plan_evacuation
 from vtoken.core.table import RowState, TokenTable
 
 A, B, C, TAIL, RESERVE = 10, 11, 12, 13, 40

@@ -62,6 +62,9 @@ class PolicyOptions:
         protect_sinks: first tokens that are never evicted.
         protect_recent: last tokens that are never evicted.
         min_prompt_tokens: requests with a shorter prompt are left alone.
+        between_chunks: also evict after every chunk of a prompt that is computed in chunks. A prompt
+            then needs memory for its target and one chunk, so it may be larger than the pool; its
+            output depends on where the chunks end. Off: nothing is evicted before the prompt is computed.
         seed: of the policy's random choices, mixed with the prompt.
     """
 
@@ -72,6 +75,7 @@ class PolicyOptions:
     protect_sinks: int = 4
     protect_recent: int = 32
     min_prompt_tokens: int = 0
+    between_chunks: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -85,6 +89,8 @@ class PolicyOptions:
         check_int("protect_sinks", self.protect_sinks, 0, MAX_TOKENS)
         check_int("protect_recent", self.protect_recent, 1, MAX_TOKENS)
         check_int("min_prompt_tokens", self.min_prompt_tokens, 0, MAX_TOKENS)
+        if not isinstance(self.between_chunks, bool):
+            raise ConfigError("between_chunks", self.between_chunks, "true or false")
         check_int("seed", self.seed, 0, 2**63 - 1)
         self._check_budget()
 
@@ -120,10 +126,20 @@ class PolicyOptions:
         floor = self.protect_sinks + self.protect_recent
         return min(max(-int(-self.keep_ratio * total // 1), floor), total)
 
+    def peak_tokens(self, total: int, chunk_tokens: int | None) -> int:
+        """Most tokens that a request of `total` tokens lies in at once, if nothing keeps it from being dense.
+
+        `chunk_tokens` is the largest chunk of a prompt, None without chunked prefill.
+        """
+        if not (self.evicts and self.between_chunks) or self.min_prompt_tokens or chunk_tokens is None:
+            return total
+        return min(total, self.target_tokens(total) + max(chunk_tokens, self.interval_tokens + 1))
+
     def override(self, options: Mapping[str, Any]) -> PolicyOptions:
         """These options with a request's own on top.
 
-        `budget_tokens` given alone replaces an inherited `keep_ratio` and the other way round.
+        `budget_tokens` given alone replaces an inherited `keep_ratio` and the other way round. Under a
+        default of `between_chunks` a request may forget more, not less: the pool may have been sized for it.
 
         Raises:
             RequestOptionError: unknown key or impossible value; names key, value and range.
@@ -138,11 +154,31 @@ class PolicyOptions:
         if changes.get("keep_ratio") is not None and "budget_tokens" not in changes:
             changes["budget_tokens"] = None
         try:
-            return replace(self, **changes)
+            changed = replace(self, **changes)
         except RequestOptionError:
             raise
         except ConfigError as error:
             raise RequestOptionError(f"vtoken.{error.key}", error.value, error.allowed, error.hint) from None
+        if self.between_chunks and changed.needs_more_than(self):
+            raise RequestOptionError(
+                OPTIONS_KEY, dict(options),
+                f"options that keep no more tokens than the engine's default ({self.summary()}) and evict as often",
+                "The engine's memory is planned for that.",
+            )  # fmt: skip
+        return changed
+
+    def needs_more_than(self, other: PolicyOptions) -> bool:
+        """Whether a request of some length may lie in more memory under these options than under `other`."""
+        lengths = [1 << power for power in range(MAX_TOKENS.bit_length())]
+        chunk = max(self.interval_tokens, other.interval_tokens) + 1
+        return self.interval_tokens > other.interval_tokens or any(
+            self.peak_tokens(length, chunk) > other.peak_tokens(length, chunk) for length in lengths
+        )
+
+    def summary(self) -> str:
+        """Policy, budget and interval, in the words of the settings."""
+        budget = f"budget_tokens {self.budget_tokens}" if self.budget_tokens else f"keep_ratio {self.keep_ratio}"
+        return f"policy {self.policy}, {budget}, interval_tokens {self.interval_tokens}"
 
 
 def parse_request_options(raw: object, default: PolicyOptions) -> PolicyOptions:
@@ -176,8 +212,11 @@ class VTokenConfig:
             (0 when nothing can need it, else 8).
         theta_f: lazy mode acts on a request whose F exceeds this share (paper: 0.25).
         batch_blocks: most source blocks of one evacuation plan.
-        check_moves: compare K/V bytes of every move in all layers (invariant I1) before it counts; a
-            difference drops the move and ends relocation on this worker. For tests and proofs.
+        low_water: share of the pool; with fewer free blocks, memory is urgent, the more the fewer there
+            are: evacuation pays more copies for a block, and at the end waits for copies under way.
+        forced_sync: wait for every evacuation's copy at once (the paper's ablation). For measurements.
+        check_moves: share of the plans whose moved K/V bytes are compared in all layers (invariant I1)
+            before they count; a difference drops the move and ends relocation on this worker.
         poison_released: fill blocks that a plan releases with NaN: a debugging aid that makes every
             read of freed memory visible.
         hold_seconds: longest time that a waiting request is held while the reserve is short.
@@ -190,7 +229,9 @@ class VTokenConfig:
     headroom_blocks: int | None = None
     theta_f: float = 0.25
     batch_blocks: int = 64
-    check_moves: bool = False
+    low_water: float = 0.2
+    forced_sync: bool = False
+    check_moves: float = 0.01
     poison_released: bool = False
     hold_seconds: float = 5.0
 
@@ -205,7 +246,9 @@ class VTokenConfig:
             check_int("headroom_blocks", self.headroom_blocks, 0, MAX_TOKENS)
         object.__setattr__(self, "theta_f", check_number("theta_f", self.theta_f, 0.0, 1.0))
         check_int("batch_blocks", self.batch_blocks, 1, MAX_TOKENS)
-        for key in ("check_moves", "poison_released"):
+        for key in ("low_water", "check_moves"):
+            object.__setattr__(self, key, check_number(key, getattr(self, key), 0.0, 1.0))
+        for key in ("forced_sync", "poison_released"):
             if not isinstance(getattr(self, key), bool):
                 raise ConfigError(key, getattr(self, key), "true or false")
         object.__setattr__(self, "hold_seconds", check_number("hold_seconds", self.hold_seconds, 0.0, 600.0))

@@ -1,8 +1,9 @@
 """When a request must forget, and how much: the budget rule around a policy.
 
-A decision is a function of the request's own history (prompt, options, token counts), never of
-where its tokens lie, of its neighbours or of time. So every variant, reader and relocation mode
-forgets the same tokens at the same steps, and their texts can be compared (I5).
+A decision is a function of the request's own history (prompt, options, token counts, and under
+`between_chunks` the ends of its chunks), never of where its tokens lie, of its neighbours or of time. So
+every variant, reader and relocation mode forgets the same tokens at the same steps, and their texts can
+be compared (I5).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Forgetting:
 
     Attributes:
         options: effective options of the request.
-        prompt_tokens: length of its prompt; nothing is evicted before it is computed.
+        prompt_tokens: length of its prompt; nothing is evicted before it is computed, except between chunks.
         prompt_seed: a hash of the prompt's token ids.
         decided_at: total tokens at the last decision, -1 before the first.
     """
@@ -35,15 +36,19 @@ class Forgetting:
     decided_at: int = -1
 
     def due(self, table: TokenTable) -> bool:
-        """Whether the request decides now: prompt computed, interval over, more live than the target."""
+        """Whether the request decides before it decodes: prompt computed, interval over, more live than the target."""
         options = self.options
-        if not options.evicts or table.total < self.prompt_tokens:
-            return False
-        if self.prompt_tokens < options.min_prompt_tokens:
+        if not options.evicts or table.total < self.prompt_tokens or self.prompt_tokens < options.min_prompt_tokens:
             return False
         if self.decided_at >= 0 and table.total - self.decided_at < options.interval_tokens:
             return False
         return table.live > options.target_tokens(table.total)
+
+    def due_after_chunk(self, table: TokenTable) -> bool:
+        """Whether the request decides after a chunk: it evicts between chunks, and has more live than the target."""
+        return may_evict_between_chunks(self.options, self.prompt_tokens) and (
+            table.live > self.options.target_tokens(table.total)
+        )
 
     def choose(self, table: TokenTable, policy: Policy) -> Ints:
         """Ask the policy; the token ids to evict (int64, maybe none). Records the decision.
@@ -67,3 +72,19 @@ class Forgetting:
                 f"of {len(candidates)} candidates"
             )
         return chosen
+
+
+def may_evict_between_chunks(options: PolicyOptions, prompt_tokens: int) -> bool:
+    """Whether a request can lose a token before its prompt is computed."""
+    return options.evicts and options.between_chunks and prompt_tokens >= options.min_prompt_tokens
+
+
+def cacheable_tokens(options: PolicyOptions, prompt_tokens: int, computed_tokens: int) -> int:
+    """Leading tokens of an evicting request whose K/V cannot depend on an eviction, for the prefix cache.
+
+    Pure, so the scheduler needs no report to know it: a step scheduled when `computed_tokens` are computed
+    or under way adds none once a chunk before it may have ended above the target (0: none to add).
+    """
+    if not may_evict_between_chunks(options, prompt_tokens):
+        return prompt_tokens
+    return prompt_tokens if computed_tokens <= options.target_tokens(computed_tokens) else 0

@@ -22,7 +22,9 @@ class Deferral(StrEnum):
     """Why no plan was made."""
 
     NOTHING_TO_DO = "nothing_to_do"  # rows are dense, or no block would be released
-    NO_GAIN = "no_gain"  # as many new blocks as sources
+    BELOW_THETA_F = "below_theta_f"  # lazy mode: the request's F does not exceed theta_f
+    NO_GAIN = "no_gain"  # as many new blocks as are freed, shared ones counted by their share
+    TOO_DEAR = "too_dear"  # the gained blocks are not worth the copies at the present urgency
     RESERVE_SHORT = "reserve_short"  # the reserve has fewer blocks than the smallest useful plan needs
 
 

@@ -1,20 +1,43 @@
-"""The two reclamation planners (docs/substrate.md, section "Reclamation").
+"""The planners of the paper's out-of-place compaction, and of no compaction at all.
 
-`plan_fill`        hole filling: survivors move into the holes of the densest blocks, in place
-`plan_evacuation`  the paper's out-of-place compaction into blocks of the reserve
-`plan_release`     no moves at all: only blocks that are dead throughout leave (the naive baseline)
+`plan_evacuation`  survivors of sparse or sealed blocks are copied into blocks of the reserve
+`plan_release`     no moves: only blocks that are dead throughout leave (the naive baseline)
 
-All are pure: a table and what the block manager granted in, a Plan or the reason for none out.
+Hole filling has its own module, vtoken.core.filling. All planners are pure: a table and what the
+scheduler said about its blocks in, a Plan or the reason for none out.
+
+What a plan is worth. Leaving a private block frees it; leaving one that R requests share frees 1/R
+of it, because the block is free once all R have left (copy-on-write: each copies its own survivors).
+So
+
+    gain    = sum over sources of 1/R  -  new blocks                        blocks, maybe a fraction
+    surplus = gain * price  -  moves                                        tokens
+
+and evacuation takes the sources with the largest surplus: it goes on adding blocks, sparsest first,
+as long as the next one earns more than its copies cost. The price (tokens that may be copied for one
+gained block) rises with urgency.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from vtoken.core.plan import NONE, Deferral, Ints, Plan
 from vtoken.core.table import TokenTable
+
+Floats = npt.NDArray[np.float64]
+
+PRICE_AT_REST, PRICE_WHEN_URGENT = 4, 16
+"""Price of a gained block in blocks' worth of copied tokens (x S). At rest a block of which three
+quarters are live is still worth leaving (4 sources make 3, S * 3 tokens move), as under the paper's
+theta_F = 0.25; when memory is short, any gain that the batch limit allows is."""
+
+EPSILON = 1e-9
+"""Sums of 1/R are not exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +46,39 @@ class Surroundings:
 
     Attributes:
         sealed: held blocks that must never be written (hashed for the prefix cache, or shared).
-        shared: held blocks that other requests refer to; leaving them frees no memory.
+        shared: for held blocks that other requests refer to, too: by how many requests in all.
         reserve: free blocks granted for evacuation, in the order of use.
+        urgency: how short of memory the engine is, 0 (plenty is free) to 1 (nothing is).
     """
 
     sealed: frozenset[int] = frozenset()
-    shared: frozenset[int] = frozenset()
+    shared: Mapping[int, int] = field(default_factory=dict)
     reserve: tuple[int, ...] = ()
+    urgency: float = 0.0
 
-    def mask(self, blocks: Ints, which: frozenset[int]) -> np.ndarray:
-        """Boolean [B]: which of `blocks` are in the set."""
+    def unwritable(self, blocks: Ints) -> npt.NDArray[np.bool_]:
+        """Boolean [B]: which of `blocks` are sealed or shared."""
+        which = self.sealed | self.shared.keys()
         if not which:
             return np.zeros(len(blocks), bool)
         return np.isin(blocks, np.fromiter(which, np.int64, len(which)))
+
+    def worth(self, blocks: Ints) -> Floats:
+        """[B]: how much of a block is freed when this request leaves each of `blocks`."""
+        if not self.shared:
+            return np.ones(len(blocks))
+        return np.array([1.0 / self.shared.get(block, 1) for block in blocks.tolist()])
+
+    def without(self, released: Ints) -> Surroundings:
+        """The same after the request has left some blocks."""
+        gone = frozenset(released.tolist())
+        shared = {block: refs for block, refs in self.shared.items() if block not in gone}
+        return Surroundings(self.sealed - gone, shared, self.reserve, self.urgency)
+
+
+def price_tokens(block_size: int, urgency: float) -> float:
+    """Tokens that may be copied for one gained block."""
+    return block_size * (PRICE_AT_REST + (PRICE_WHEN_URGENT - PRICE_AT_REST) * urgency)
 
 
 def plan_release(table: TokenTable) -> Plan | Deferral:
@@ -50,105 +93,35 @@ def plan_release(table: TokenTable) -> Plan | Deferral:
 def plan_evacuation(table: TokenTable, around: Surroundings, batch_blocks: int) -> Plan | Deferral:
     """Copy the survivors of the sparsest blocks, in logical order, into reserve blocks.
 
-    Sources exclude shared blocks and everything from the tail block on. The number of sources is
-    the one with the best net gain that the reserve allows, the fewest moves among equals.
+    Sources exclude everything from the tail block on. Among the first 1, 2, ... `batch_blocks` of the
+    sparsest-first order the one with the largest surplus that the reserve allows is taken, the fewest
+    moves among equals.
     """
-    last = _tail_block(table)
-    index = np.arange(last)[~around.mask(table.blocks[:last], around.shared)]
-    order = index[np.argsort(table.n_b[index], kind="stable")][:batch_blocks]
+    last, size = _tail_block(table), table.block_size
+    n_b, worth = table.n_b[:last], around.worth(table.blocks[:last])
+    order = np.argsort(n_b / worth, kind="stable")[:batch_blocks]
     if not len(order):
         return Deferral.NOTHING_TO_DO
-    needed = -(-np.cumsum(table.n_b[order]) // table.block_size)
-    gain = np.arange(1, len(order) + 1) - needed
-    if gain.max() <= 0:
+    moves = np.cumsum(n_b[order])
+    needed = -(-moves // size)
+    gain = np.cumsum(worth[order]) - needed
+    if gain.max() <= EPSILON:
         return Deferral.NO_GAIN
-    gain[needed > len(around.reserve)] = 0
-    best = int(np.argmax(gain))
-    if gain[best] <= 0:
+    surplus = np.where(gain > EPSILON, gain * price_tokens(size, around.urgency) - moves, 0.0)
+    if surplus.max() <= EPSILON:
+        return Deferral.TOO_DEAR
+    surplus[needed > len(around.reserve)] = 0.0
+    best = int(np.argmax(surplus))
+    if surplus[best] <= EPSILON:
         return Deferral.RESERVE_SHORT
-    sources = order[: best + 1]
+    return _evacuate(table, order[: best + 1], np.array(around.reserve[: int(needed[best])], np.int64))
+
+
+def _evacuate(table: TokenTable, sources: Ints, consumed: Ints) -> Plan:
     ids = table.occupants()[sources].reshape(-1)
     ids = np.sort(ids[ids >= 0])
-    consumed = np.array(around.reserve[: int(needed[best])], np.int64)
     return Plan(ids, table.slots_of(ids), _first_slots(consumed, len(ids), table.block_size),
                 table.blocks[sources], consumed)  # fmt: skip
-
-
-def plan_fill(table: TokenTable, around: Surroundings, room_tokens: int) -> Plan | Deferral:
-    """Make the row dense: keep the blocks with the fewest holes and move all other survivors into them.
-
-    Sealed blocks are never written. One that is full stays; one with holes is evacuated (its
-    survivors are sources like any other) if that gains a block or costs none, else it stays and
-    the row stays holey. Dead blocks leave without a move. Room for `room_tokens` new tokens
-    behind the last survivor is kept; surplus blocks are released at once.
-    """
-    sealed = around.mask(table.blocks, around.sealed | around.shared)
-    occupied = table.n_b > 0
-    holey = sealed & occupied & (table.n_b < table.block_size)
-    deferral = _why_holey_stay(table, around, sealed, holey, room_tokens)
-    locked = np.flatnonzero(sealed & occupied & ~(holey & (deferral is None)))
-    movable = np.flatnonzero(~sealed)
-    survivors = int(table.live - table.n_b[locked].sum())
-    needed = -(-(survivors + room_tokens) // table.block_size)
-    kept = _cheapest_to_keep(table, movable, needed, survivors)
-    consumed = np.array(around.reserve[: needed - len(kept)], np.int64)
-    if len(kept) + len(consumed) < needed:
-        return Deferral.RESERVE_SHORT
-    if len(kept) + len(locked) == len(table.blocks) and not len(consumed) and table.live == table.tail:
-        return Deferral.NOTHING_TO_DO
-    return _fill(table, locked, kept, consumed, survivors, deferral)
-
-
-def _cheapest_to_keep(table: TokenTable, movable: Ints, needed: int, survivors: int) -> Ints:
-    """The `needed` blocks, in their new order, whose first `survivors` slots have the fewest holes.
-
-    Densest first is best when evictions are scattered. Physical order bounds the cost: in a row that
-    was dense, every hole before the new tail is an evicted token, so no more tokens move than died.
-    """
-    empty = table.n_b[movable] == 0
-    by_density = movable[np.argsort(-table.n_b[movable], kind="stable")]
-    in_order = np.concatenate([movable[~empty], movable[empty]])
-    choices = [order[:needed] for order in (by_density, in_order)]
-    occupants = table.occupants()
-    stay = [int((occupants[kept].reshape(-1)[:survivors] >= 0).sum()) for kept in choices]
-    return choices[int(np.argmax(stay))]
-
-
-def _why_holey_stay(
-    table: TokenTable, around: Surroundings, sealed: np.ndarray, holey: np.ndarray, room: int
-) -> Deferral | None:
-    """None if the survivors of holey sealed blocks should move out, else what speaks against it."""
-    if not holey.any():
-        return None
-    size, movable = table.block_size, int((~sealed).sum())
-    stay = int(table.n_b[~sealed].sum()) + room
-    blocks_if_leaving = -(-(stay + int(table.n_b[holey].sum())) // size)
-    more = blocks_if_leaving - -(-stay // size)
-    freed = int((holey & ~around.mask(table.blocks, around.shared)).sum())
-    extra = max(blocks_if_leaving - movable, 0)
-    if extra and freed <= more:
-        return Deferral.NO_GAIN
-    return Deferral.RESERVE_SHORT if extra > len(around.reserve) else None
-
-
-def _fill(
-    table: TokenTable, locked: Ints, kept: Ints, consumed: Ints, survivors: int, deferral: Deferral | None
-) -> Plan:
-    """The plan that packs all survivors outside `locked` into the first slots of `kept` + `consumed`."""
-    size, before = table.block_size, table.occupants()
-    blocks = np.concatenate([table.blocks[kept], consumed])
-    inside = np.full((len(blocks), size), -1, np.int64)
-    inside[: len(kept)] = before[kept]
-    flat = inside.reshape(-1)
-    holes = np.flatnonzero(flat[:survivors] < 0)
-    gone = np.ones(len(table.blocks), bool)
-    gone[locked] = gone[kept] = False
-    ids = np.concatenate([flat[survivors:], before[gone].reshape(-1)])
-    ids = np.sort(ids[ids >= 0])
-    order = np.concatenate([table.blocks[locked], blocks])
-    dst = blocks[holes // size] * size + holes % size
-    return Plan(ids, table.slots_of(ids), dst, table.blocks[gone], consumed, order,
-                len(locked) * size + survivors, deferral)  # fmt: skip
 
 
 def _tail_block(table: TokenTable) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from vtoken.core.config import PolicyOptions
 from vtoken.core.eviction import Forgetting
-from vtoken.core.plan import Ints, Plan
+from vtoken.core.plan import Deferral, Ints, Plan
 from vtoken.core.planner import Surroundings
 from vtoken.core.table import TokenTable
 from vtoken.core.wire import RequestGrant
@@ -62,9 +62,10 @@ class Row:
         in_flight: the evacuation plan whose copy has not been committed.
         write_slots: slots of the tokens that the current step writes.
         released, consumed: block ids not reported yet.
-        worth_planning: tokens died since evacuation last found nothing to gain here.
+        deferral: why the last plan was not made or not whole.
     """
 
+    request_id: str
     table: TokenTable
     forgetting: Forgetting
     around: Surroundings = field(default_factory=Surroundings)
@@ -73,7 +74,7 @@ class Row:
     write_slots: Ints | None = None
     released: list[int] = field(default_factory=list)
     consumed: list[int] = field(default_factory=list)
-    worth_planning: bool = False
+    deferral: Deferral | None = None
 
 
 @dataclass(slots=True)

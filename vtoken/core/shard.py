@@ -7,6 +7,7 @@ Events in, commands out; no tensors, clock or I/O. The engine adapter drives one
     decide()        -> plans that must be copied before the forward, then commit or abandon
     grow()                   the step's new tokens get their slots
     ...the engine runs the forward pass...
+    decide_after_chunks() -> the same for prompts that are evicted between their chunks
     evacuations()   -> plans that may be copied while the engine goes on (lazy mode)
     report()        -> what the scheduler must know
 
@@ -18,25 +19,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vtoken.core.config import PolicyOptions, Relocation, Variant, VTokenConfig
+from vtoken.core.config import PolicyOptions, Variant, VTokenConfig
 from vtoken.core.errors import ProtocolError, UnknownRequest
 from vtoken.core.eviction import Forgetting
-from vtoken.core.plan import Deferral, Ints, Plan
-from vtoken.core.planner import Surroundings, plan_evacuation, plan_fill, plan_release
+from vtoken.core.history import Event, History
+from vtoken.core.plan import Deferral, Plan
 from vtoken.core.policies import load_policy
-from vtoken.core.reserve import GrantedReserve
+from vtoken.core.reclamation import Reclamation
 from vtoken.core.rows import Counters, RequestStart, Row, RowStep, Step
 from vtoken.core.table import RowState, TokenTable
 from vtoken.core.wire import Grant, Report, RequestGrant, RequestReport
 
+CHECKS_PER_STEP = 64
+"""Rows that lazy mode looks at after one step; the others wait their turn, so a step's cost is bounded."""
+
 
 class Shard:
-    """Owner of the token tables, the eviction state and the plans in flight of one worker.
-
-    Attributes:
-        degraded: why nothing is relocated any more, or "". Policies still evict, dead blocks are still
-            released, holey rows are read by the strict reader: requests go on.
-    """
+    """Owner of the token tables, the eviction state and the plans in flight of one worker."""
 
     def __init__(self, config: VTokenConfig, block_size: int, steps_ahead: int = 0) -> None:
         """Start without requests.
@@ -51,13 +50,25 @@ class Shard:
         self.steps_ahead = steps_ahead
         self.block_size = block_size
         self.counters = Counters()
+        self.history = History()
+        self.reclamation = Reclamation(config, self.counters, self.history)
         self.rows: dict[str, Row] = {}
+        self.last_policy_failure = ""
         self._starts: dict[str, RequestStart] = {}
-        self._reserve = GrantedReserve()
+        self._to_check: dict[str, None] = {}  # rows that lost tokens and may be worth evacuating, in order
         self._step = Step()
         self._report_sequence = 0
-        self.last_policy_failure = ""
-        self.degraded = ""
+
+    @property
+    def degraded(self) -> str:
+        """Why nothing is relocated any more, or "". Policies still evict, dead blocks are still released,
+        holey rows are read by the strict reader: requests go on.
+        """
+        return self.reclamation.degraded
+
+    def degrade(self, reason: str) -> None:
+        """Relocate nothing more."""
+        self.reclamation.degraded = reason
 
     # ---- a step, in order ------------------------------------------------------------------------
 
@@ -71,14 +82,16 @@ class Shard:
             ProtocolError: a row continues that never began, or a block is granted twice.
         """
         self._step = step
-        cancelled = [plan for name in (*step.ended, *step.preempted) for plan in self._end(name)]
+        self.reclamation.step += 1
+        cancelled = [plan for name in step.ended for plan in self._end(name, Event.END)]
+        cancelled += [plan for name in step.preempted for plan in self._end(name, Event.PREEMPT)]
         for name in step.ended:
             self._starts.pop(name, None)
         self._starts.update(step.started)  # after the ends: an id may end and start again in one step
-        self._reserve.update(grant)
+        self.reclamation.update(grant)
         for row_step in step.rows:
             if row_step.begins:
-                cancelled += self._end(row_step.request_id)
+                cancelled += self._end(row_step.request_id, Event.PREEMPT)
                 self._begin(row_step)
             row = self.row(row_step.request_id)
             self._join(row, row_step, grant.requests.get(row_step.request_id))
@@ -90,8 +103,8 @@ class Shard:
         for row_step in self._step.rows:
             row = self.rows[row_step.request_id]
             decoding = row_step.scheduled_tokens == 1  # so the steps planned ahead bring one token each, too
-            if decoding and self._forget(row) and row.in_flight is None:
-                plans += self._plan_in_stream(row, 1 + self.steps_ahead)
+            if decoding and self._may_evict(row) and row.forgetting.due(row.table) and self._forget(row):
+                plans += self._in_stream(row, 1 + self.steps_ahead)
         return plans
 
     def grow(self) -> None:
@@ -102,56 +115,62 @@ class Shard:
             row.write_slots = row.table.sync_new_tokens(length)
             self.counters.tokens_registered_total += len(row.write_slots)
 
-    def evacuations(self) -> list[tuple[Row, Plan]]:
-        """Lazy mode: plans for rows whose F exceeds theta_f, one in flight per row, worst first."""
-        config = self.config
-        if config.variant is not Variant.VTOKEN or config.relocation is not Relocation.LAZY or self.degraded:
-            return []
-        wasteful = [
-            row for row in self.rows.values()
-            if row.worth_planning and row.in_flight is None and row.table.waste_ratio > config.theta_f
-        ]  # fmt: skip
+    def decide_after_chunks(self) -> list[tuple[Row, Plan]]:
+        """Let policies evict from prompts of which a chunk was just computed; plans as from `decide`.
+
+        The next chunk's blocks are counted from the physical tail that this leaves, so memory peaks at
+        the target and one chunk. With steps ahead the next chunk may be placed already: it has one block
+        less than its tokens may need, which is kept.
+        """
         plans: list[tuple[Row, Plan]] = []
-        for row in sorted(wasteful, key=lambda row: row.table.waste_ratio, reverse=True):
-            around = replace(row.around, reserve=self._reserve.available())
-            found = plan_evacuation(row.table, around, config.batch_blocks)
-            row.worth_planning = found is Deferral.RESERVE_SHORT
-            plan = self._accept_plan(found)
+        for row_step in self._step.rows:
+            row = self.rows[row_step.request_id]
+            chunk = row_step.scheduled_tokens > 1
+            if chunk and self._may_evict(row) and row.forgetting.due_after_chunk(row.table) and self._forget(row):
+                plans += self._in_stream(row, self.block_size * self.steps_ahead)
+        return plans
+
+    def evacuations(self) -> list[tuple[Row, Plan]]:
+        """Lazy mode: plans for rows whose F exceeds theta_f, one in flight per row, worst first.
+
+        Of the rows that lost tokens since they were last looked at, the CHECKS_PER_STEP next ones.
+        """
+        if not self.reclamation.evacuates:
+            return []
+        names = list(self._to_check)[:CHECKS_PER_STEP]
+        ready = [self.rows[name] for name in names if name in self.rows and self.rows[name].in_flight is None]
+        for name in names:
+            del self._to_check[name]
+        plans: list[tuple[Row, Plan]] = []
+        for row in sorted(ready, key=lambda row: row.table.waste_ratio, reverse=True):
+            plan = self.reclamation.evacuation(row)
             if plan is not None:
-                row.in_flight = plan
                 plans.append((row, plan))
+            elif row.deferral is Deferral.RESERVE_SHORT:
+                self._to_check[row.request_id] = None  # as it is, once the reserve has been refilled
         return plans
 
     def commit(self, row: Row, plan: Plan) -> None:
         """The plan's bytes have landed: switch the table, remember what to report."""
-        row.table.apply(plan)
-        row.in_flight = None
-        row.released += plan.released.tolist()
-        row.consumed += plan.consumed.tolist()
-        row.around = _without(row.around, plan.released)
-        self._reserve.consume(plan.consumed.tolist(), self._report_sequence + 1)
-        self.counters.moves_total += len(plan.token_ids)
-        self.counters.blocks_released_total += len(plan.released)
-        self.counters.blocks_consumed_total += len(plan.consumed)
+        evacuated = row.in_flight is plan
+        self.reclamation.commit(row, plan, self._report_sequence + 1)
+        if evacuated:
+            self._to_check[row.request_id] = None  # tokens may have died since; its new blocks are sources again
 
-    def abandon(self, row: Row | None, plan: Plan) -> None:
-        """The plan's copy failed or its request is gone: nothing changes, the reserve keeps its blocks.
+    def abandon(self, row: Row, plan: Plan, reason: str) -> None:
+        """The plan's copy failed: nothing changes, the reserve keeps its blocks.
 
-        A row whose copy failed is planned for again after its next decision, not at once: what made
-        one copy fail may last.
+        The row is planned for again after its next decision, not at once: what made one copy fail may last.
         """
-        if row is not None:
-            row.in_flight = None
-        self._reserve.give_back(plan.consumed.tolist())
+        self.reclamation.drop(row, plan, reason)
 
     def report(self) -> Report | None:
         """What changed since the last report, or None. Each change is reported exactly once."""
-        changed = [(name, row) for name, row in self.rows.items() if row.released or row.consumed]
+        changed = [row for row in self.rows.values() if row.released or row.consumed]
         if not changed:
             return None
         self._report_sequence += 1
-        requests = tuple(self._report_row(name, row) for name, row in changed)
-        return Report(self._report_sequence, requests)
+        return Report(self._report_sequence, tuple(map(self._report_row, changed)))
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -165,22 +184,6 @@ class Shard:
             return self.rows[request_id]
         except KeyError:
             raise UnknownRequest(f"request {request_id!r} has no token table on this worker") from None
-
-    def occupancy(self) -> dict[str, int]:
-        """Sums over all rows, by the names of vtoken.core.telemetry.Snapshot."""
-        tables = [row.table for row in self.rows.values()]
-        allocated = sum(len(table.blocks) for table in tables)
-        live = sum(table.live for table in tables)
-        packed = sum(-(-table.live // self.block_size) for table in tables)
-        return {
-            "block_size_tokens": self.block_size,
-            "tracked_requests": len(tables),
-            "allocated_blocks": allocated,
-            "live_tokens": live,
-            "dead_slots": allocated * self.block_size - live,
-            "reclaimable_blocks": allocated - packed,
-            "inflight_plans": sum(row.in_flight is not None for row in self.rows.values()),
-        }
 
     def check_invariants(self) -> None:
         """All tables from scratch.
@@ -199,19 +202,20 @@ class Shard:
             raise ProtocolError(f"request {step.request_id!r} was scheduled before it was announced")
         options = start.options if self.config.variant is not Variant.NATIVE else PolicyOptions()
         table = TokenTable(self.block_size, options.protect_sinks, options.protect_recent)
-        self.rows[step.request_id] = Row(table, Forgetting(options, start.prompt_tokens, start.prompt_seed))
+        forgetting = Forgetting(options, start.prompt_tokens, start.prompt_seed)
+        row = self.rows[step.request_id] = Row(step.request_id, table, forgetting)
+        if options.evicts:
+            self.reclamation.record(row, Event.BEGIN)
 
-    def _end(self, request_id: str) -> Iterable[Plan]:
+    def _end(self, request_id: str, event: Event) -> Iterable[Plan]:
         row = self.rows.pop(request_id, None)
+        self._to_check.pop(request_id, None)
         if row is None:
             return []
-        if row.consumed:  # committed but not reported: the scheduler still counts them as reserve
-            self._reserve.give_back(row.consumed)
-        if row.in_flight is None:
-            return []
-        plan = row.in_flight
-        self.abandon(None, plan)
-        return [plan]
+        if row.forgetting.options.evicts:
+            self.reclamation.record(row, event)
+        plan = self.reclamation.end(row)
+        return [] if plan is None else [plan]
 
     def _join(self, row: Row, step: RowStep, grant: RequestGrant | None) -> None:
         row.table.add_blocks(step.blocks)
@@ -225,52 +229,47 @@ class Shard:
             # Sealed blocks are a prefix of the block list until the first plan, and only leave afterwards.
             row.around = replace(row.around, sealed=frozenset(row.table.blocks[: grant.sealed_prefix].tolist()))
         if grant.shared is not None:
-            row.around = replace(row.around, shared=frozenset(grant.shared))
+            row.around = replace(row.around, shared=dict(grant.shared))
+
+    @staticmethod
+    def _may_evict(row: Row) -> bool:
+        """Whether the scheduler counts on this request's evictions: it has granted something."""
+        return bool(row.grant.incarnation)
 
     def _forget(self, row: Row) -> bool:
-        """Ask the policy if it is due; whether tokens died. A failing policy stops evicting for the row."""
-        if not row.grant.incarnation or not row.forgetting.due(row.table):
-            return False
+        """Ask the policy; whether tokens died. One that fails is replaced for the rest of the row's life."""
+        forgetting = row.forgetting
         try:
-            chosen = row.forgetting.choose(row.table, load_policy(row.forgetting.options.policy))
+            chosen = forgetting.choose(row.table, load_policy(forgetting.options.policy))
             died = row.table.evict(chosen)
         except Exception as error:  # noqa: BLE001 - a third party's policy must never take the engine down
-            row.forgetting.options = PolicyOptions()
-            self.counters.policy_failures_total += 1
-            self.last_policy_failure = f"{type(error).__name__}: {error}"
+            self._replace_policy(row, error)
             return False
         self.counters.tokens_evicted_total += died
-        row.worth_planning |= died > 0
+        if died:
+            self._to_check[row.request_id] = None
+            self.reclamation.record(row, Event.EVICT, tokens=died)
         return died > 0
 
-    def _plan_in_stream(self, row: Row, room_tokens: int) -> list[tuple[Row, Plan]]:
-        config = self.config
-        if config.variant is Variant.VTOKEN and config.relocation is Relocation.EAGER and not self.degraded:
-            around = replace(row.around, reserve=self._reserve.available())
-            found = plan_fill(row.table, around, room_tokens)
-        else:
-            found = plan_release(row.table)
-        plan = self._accept_plan(found)
+    def _replace_policy(self, row: Row, error: Exception) -> None:
+        """Keep all tokens from now on; where the memory was planned for eviction, forget the oldest instead."""
+        options = row.forgetting.options
+        row.forgetting.options = replace(options, policy="streaming_llm") if options.between_chunks else PolicyOptions()
+        self.counters.policy_failures_total += 1
+        self.last_policy_failure = f"{type(error).__name__}: {error}"
+        self.reclamation.record(row, Event.FAIL, reason=self.last_policy_failure)
+
+    def _in_stream(self, row: Row, room_tokens: int) -> list[tuple[Row, Plan]]:
+        """The plan at a decision, unless another is under way."""
+        if row.in_flight is not None:
+            return []
+        plan = self.reclamation.in_stream(row, room_tokens)
         return [] if plan is None else [(row, plan)]
 
-    def _accept_plan(self, found: Plan | Deferral) -> Plan | None:
-        deferral = found if isinstance(found, Deferral) else found.deferral
-        if deferral is Deferral.RESERVE_SHORT:
-            self.counters.plans_deferred_total += 1
-        if isinstance(found, Deferral):
-            return None
-        self._reserve.take(found.consumed.tolist())
-        return found
-
-    def _report_row(self, name: str, row: Row) -> RequestReport:
+    def _report_row(self, row: Row) -> RequestReport:
         table = row.table
         entry = RequestReport(
-            name, row.grant.incarnation, tuple(row.released), tuple(row.consumed), table.tail, table.total
+            row.request_id, row.grant.incarnation, tuple(row.released), tuple(row.consumed), table.tail, table.total
         )
         row.released, row.consumed = [], []
         return entry
-
-
-def _without(around: Surroundings, released: Ints) -> Surroundings:
-    gone = frozenset(released.tolist())
-    return Surroundings(around.sealed - gone, around.shared - gone)

@@ -37,6 +37,9 @@ class Snapshot:
         tokens_registered_total, tokens_evicted_total: since start.
         moves_total: tokens relocated. moved_bytes_total: their K/V bytes, all layers.
         copies_total, copy_seconds_total: copy calls and the time in them.
+        copy_waits_total: evacuations whose copy the engine waited for (memory was urgent, or `forced_sync`).
+        held_requests: waiting requests held back until the reserve is refilled.
+        holds_expired_total: requests let go after `hold_seconds` although the reserve was still short.
         blocks_released_total: blocks given back to the allocator while their request lived.
         blocks_consumed_total: reserve blocks that became evacuation blocks.
         plans_deferred_total: decisions that wanted memory which the reserve did not have.
@@ -63,6 +66,7 @@ class Snapshot:
     degraded: int = 0
     running_requests: int = 0
     waiting_requests: int = 0
+    held_requests: int = 0
     preemptions_total: int = 0
     steps_total: int = 0
     tokens_registered_total: int = 0
@@ -71,6 +75,7 @@ class Snapshot:
     moved_bytes_total: int = 0
     copies_total: int = 0
     copy_seconds_total: float = 0.0
+    copy_waits_total: int = 0
     blocks_released_total: int = 0
     blocks_consumed_total: int = 0
     plans_deferred_total: int = 0
@@ -78,6 +83,7 @@ class Snapshot:
     move_check_failures_total: int = 0
     policy_failures_total: int = 0
     invalid_options_total: int = 0
+    holds_expired_total: int = 0
     substrate_seconds_total: float = 0.0
 
     @property

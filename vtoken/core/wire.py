@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from vtoken.core.errors import ProtocolError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Raised with every change of a field's meaning. Scheduler and workers of one engine must agree."""
 
 
@@ -37,14 +37,14 @@ class RequestGrant:
         growth: blocks for the physical tail, granted outside vLLM's own block list.
         sealed_prefix: so many leading blocks of the request are in the prefix cache and must not be
             written; None: as many as said before.
-        shared: block ids among those that other requests refer to; None: as said before. May be a few
-            steps old: it decides what is worth moving, never what may be written.
+        shared: (block id, requests that refer to it) for those of them that others refer to, too; None: as
+            said before. May be a few steps old: it decides what is worth moving, never what may be written.
     """
 
     incarnation: int
     growth: tuple[int, ...] = ()
     sealed_prefix: int | None = None
-    shared: tuple[int, ...] | None = None
+    shared: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,13 @@ class Grant:
         reserve: block ids that evacuation may consume.
         report_ack: sequence number of the last Report that `reserve` reflects.
         requests: by request id.
+        urgency: how short of free blocks the engine is, 0 to 1 (config `low_water`).
     """
 
     reserve: tuple[int, ...] = ()
     report_ack: int = 0
     requests: Mapping[str, RequestGrant] = field(default_factory=dict)
+    urgency: float = 0.0
     version: int = WIRE_VERSION
 
 

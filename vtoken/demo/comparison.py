@@ -30,7 +30,7 @@ POLICY = {"policy": "random", "budget_tokens": 96, "protect_recent": 16, "interv
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "naive": {"variant": "naive", "reader": "strict"},
-    "vtoken-strict": {"variant": "vtoken", "reader": "strict", "check_moves": True},
+    "vtoken-strict": {"variant": "vtoken", "reader": "strict", "check_moves": 1.0},
     "vtoken": {"variant": "vtoken", "reader": "auto"},
 }
 

@@ -57,3 +57,11 @@ def config_of(vllm_config: VllmConfig) -> VTokenConfig:
     transfer = vllm_config.kv_transfer_config
     raw = {} if transfer is None else transfer.kv_connector_extra_config.get(OPTIONS_KEY, {})
     return VTokenConfig.from_mapping(raw, prefix=OPTIONS_KEY)
+
+
+def chunk_tokens(vllm_config: VllmConfig) -> int | None:
+    """The largest chunk of a prompt that the scheduler computes in one step; None without chunked prefill."""
+    scheduler = vllm_config.scheduler_config
+    if not scheduler.enable_chunked_prefill:
+        return None
+    return int(scheduler.max_num_batched_tokens)

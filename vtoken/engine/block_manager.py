@@ -21,6 +21,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
+from vtoken.core.config import PolicyOptions
+from vtoken.core.eviction import cacheable_tokens
 from vtoken.core.ledger import PhysicalLedger
 from vtoken.core.wire import Report, RequestGrant, RequestReport
 
@@ -33,8 +35,24 @@ class _Told:
     """What the worker knows about one request's blocks, and when to look again."""
 
     sealed_prefix: int = 0
-    shared: tuple[int, ...] = ()
+    shared: tuple[tuple[int, int], ...] = ()
     grants: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A request whose policy evicts.
+
+    Attributes:
+        prompt_tokens: length of its prompt.
+        peak_blocks: most blocks that it needs at once to get through its prompt; None: as many as it is long.
+        cached: whether its prompt may enter the prefix cache.
+    """
+
+    options: PolicyOptions
+    prompt_tokens: int
+    peak_blocks: int | None = None
+    cached: bool = True
 
 
 class VTokenBlockManager(FullAttentionManager):
@@ -46,7 +64,7 @@ class VTokenBlockManager(FullAttentionManager):
         self.reserve: dict[int, KVCacheBlock] = {}
         self.reserve_target = 0
         self.released_total = 0
-        self._evicting: dict[str, int] = {}  # request -> prompt tokens, for requests whose policy evicts
+        self._evicting: dict[str, Watched] = {}
         self._extra: dict[str, list[KVCacheBlock]] = {}
         self._growth: dict[str, list[int]] = {}  # granted, not sent to the worker yet
         self._held: dict[str, int] = {}  # real blocks held, by detached request
@@ -54,9 +72,9 @@ class VTokenBlockManager(FullAttentionManager):
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def watch(self, request_id: str, prompt_tokens: int) -> None:
-        """This request's policy evicts: only its prompt may be hashed for the prefix cache."""
-        self._evicting[request_id] = prompt_tokens
+    def watch(self, request_id: str, watched: Watched) -> None:
+        """This request's policy evicts: only K/V that depends on no eviction may enter the prefix cache."""
+        self._evicting[request_id] = watched
 
     def unwatch(self, request_id: str) -> None:
         """The request is over. Unknown ids are fine. After the last one the reserve is free blocks again."""
@@ -84,12 +102,12 @@ class VTokenBlockManager(FullAttentionManager):
         told.sealed_prefix = sealed
         return RequestGrant(incarnation, growth, news, self._news_of_sharing(request_id, told))
 
-    def _news_of_sharing(self, request_id: str, told: _Told) -> tuple[int, ...] | None:
-        """Ids of the sealed blocks that other requests refer to, if they were looked up and have changed."""
+    def _news_of_sharing(self, request_id: str, told: _Told) -> tuple[tuple[int, int], ...] | None:
+        """The sealed blocks that other requests refer to, with how many, if looked up now and changed."""
         if told.grants % SHARED_EVERY_GRANTS:
             return None
         listed = self.req_to_blocks.get(request_id, [])[: told.sealed_prefix]
-        shared = tuple(block.block_id for block in listed if block.ref_cnt > 1 and not block.is_null)
+        shared = tuple((block.block_id, block.ref_cnt) for block in listed if block.ref_cnt > 1 and not block.is_null)
         news = shared if shared != told.shared else None
         told.shared = shared
         return news
@@ -153,11 +171,19 @@ class VTokenBlockManager(FullAttentionManager):
     # ---- vLLM's manager interface ----------------------------------------------------------------
 
     def get_num_blocks_to_allocate(
-        self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock], *args: Any, **kwargs: Any
-    ) -> int:
-        """As in vLLM; a detached request needs blocks for its physical tail only."""
+        self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock], *args: Any,
+        apply_admission_cap: bool = False, **kwargs: Any,
+    ) -> int:  # fmt: skip
+        """As in vLLM; a detached request needs blocks for its physical tail only.
+
+        At admission (`apply_admission_cap`) vLLM asks for the whole prompt: a request that evicts between
+        chunks is charged no more than it ever holds at once.
+        """
         if self.ledger.detached(request_id):
             return max(self.ledger.blocks_needed(request_id, num_tokens) - self._held[request_id], 0)
+        watched = self._evicting.get(request_id)
+        if apply_admission_cap and watched is not None and watched.peak_blocks is not None:
+            num_tokens = min(num_tokens, watched.peak_blocks * self.block_size)
         needed: int = super().get_num_blocks_to_allocate(request_id, num_tokens, new_computed_blocks, *args, **kwargs)
         return needed
 
@@ -177,12 +203,13 @@ class VTokenBlockManager(FullAttentionManager):
         return []
 
     def cache_blocks(self, request: Request, num_tokens: int, *args: Any, **kwargs: Any) -> None:
-        """As in vLLM; what follows the prompt of an evicting request depends on its evictions: never cached."""
-        prompt_tokens = self._evicting.get(request.request_id)
-        if prompt_tokens is not None:
-            if self.ledger.detached(request.request_id):
+        """As in vLLM; what follows a request's first eviction depends on it: never cached."""
+        watched = self._evicting.get(request.request_id)
+        if watched is not None:
+            unchanged = cacheable_tokens(watched.options, watched.prompt_tokens, request.num_computed_tokens)
+            num_tokens = min(num_tokens, unchanged)
+            if self.ledger.detached(request.request_id) or not watched.cached or not num_tokens:
                 return
-            num_tokens = min(num_tokens, prompt_tokens)
         super().cache_blocks(request, num_tokens, *args, **kwargs)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from vtoken.engine import session
-from vtoken.engine.args import config_of
+from vtoken.engine.args import chunk_tokens, config_of
 from vtoken.engine.scheduler_side import SchedulerSide
 from vtoken.engine.stats import VTokenStats
 from vtoken.engine.wire import GrantEnvelope, ReportEnvelope
@@ -40,7 +40,8 @@ class VTokenConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._scheduler = SchedulerSide(config_of(vllm_config)) if role is KVConnectorRole.SCHEDULER else None
+        scheduling = role is KVConnectorRole.SCHEDULER
+        self._scheduler = SchedulerSide(config_of(vllm_config), chunk_tokens(vllm_config)) if scheduling else None
 
     @property
     def scheduler(self) -> SchedulerSide:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vtoken.core.config import Relocation, Variant, VTokenConfig
+from vtoken.core.config import PolicyOptions, Relocation, Variant, VTokenConfig
 from vtoken.core.errors import ConfigError, UnsupportedError
 from vtoken.core.wire import Grant, Report, require_version
-from vtoken.engine.block_manager import VTokenBlockManager
+from vtoken.engine.block_manager import VTokenBlockManager, Watched
 from vtoken.engine.requests import options_of
 
 if TYPE_CHECKING:
@@ -43,16 +43,35 @@ def headroom_target(config: VTokenConfig, prefix_caching: bool, spare_blocks: in
     return max(min(wanted, spare_blocks), 0)
 
 
+def longest_blocks(
+    config: VTokenConfig, block_size: int, tokens: int, chunk_tokens: int | None, options: PolicyOptions | None = None
+) -> int:
+    """Most blocks that a request of so many tokens holds at once; under the engine's default options if none are given.
+
+    Only hole filling packs a prompt's survivors before its next chunk.
+    """
+    options = config.policy if options is None else options
+    if config.variant is Variant.VTOKEN and config.relocation is Relocation.EAGER:
+        tokens = options.peak_tokens(tokens, chunk_tokens)
+    return -(-tokens // block_size)
+
+
 class SchedulerSide:
     """Owner of the scheduler's end of the protocol; thin methods called by the connector.
 
     Attributes:
         invalid_options: requests whose own options were unusable inside the engine.
+        holds_expired: requests that were let go although the reserve was still short.
     """
 
-    def __init__(self, config: VTokenConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: VTokenConfig, chunk_tokens: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`chunk_tokens`: the largest chunk of a prompt that is computed in one step; None: whole prompts."""
         self.config = config
+        self.chunk_tokens = chunk_tokens
         self.invalid_options = 0
+        self.holds_expired = 0
         self._clock = clock
         self._report_ack = 0
         self._held_since: dict[str, float] = {}
@@ -81,7 +100,7 @@ class SchedulerSide:
             )
         self._manager = managers[0]
         capacity = cache.block_pool.num_gpu_blocks - 1
-        longest = -(-cache.max_model_len // self._manager.block_size)
+        longest = longest_blocks(self.config, self._manager.block_size, cache.max_model_len, self.chunk_tokens)
         spare = capacity - longest
         target = headroom_target(self.config, self._manager.enable_caching, spare)
         lazy = self.config.variant is Variant.VTOKEN and self.config.relocation is Relocation.LAZY
@@ -89,7 +108,7 @@ class SchedulerSide:
             raise ConfigError(
                 "vtoken.headroom_blocks", target,
                 f"{int(lazy)} to {max(spare, 0)}: the pool has {capacity} blocks, and one request of "
-                f"max_model_len = {cache.max_model_len} tokens takes {longest}",
+                f"max_model_len = {cache.max_model_len} tokens takes up to {longest}",
                 "Lower it or max_model_len, or raise num_gpu_blocks_override or kv_cache_memory_bytes.",
             )  # fmt: skip
         self._manager.reserve_target = target
@@ -102,8 +121,15 @@ class SchedulerSide:
         if problem is not None:
             self.invalid_options += 1
             logger.warning("request %s uses the engine's default vToken options: %s", request.request_id, problem)
-        if options.evicts and self.config.variant is not Variant.NATIVE:
-            self.manager.watch(request.request_id, request.num_prompt_tokens)
+        if not options.evicts or self.config.variant is Variant.NATIVE:
+            return
+        manager, prompt = self.manager, request.num_prompt_tokens
+        peak = longest_blocks(self.config, manager.block_size, prompt, self.chunk_tokens, options)
+        oversize = -(-prompt // manager.block_size) > manager.block_pool.num_gpu_blocks - 1 - manager.reserve_target
+        if oversize:
+            # Nor may it be read: sealed blocks are never written, so they would count on top of the peak.
+            request.skip_reading_prefix_cache = True
+        manager.watch(request.request_id, Watched(options, prompt, peak, cached=not oversize))
 
     def on_finished(self, request_id: str) -> None:
         """The request is over, however it ended."""
@@ -120,7 +146,12 @@ class SchedulerSide:
             self._held_since.pop(request.request_id, None)
             return False
         since = self._held_since.setdefault(request.request_id, self._clock())
-        return self._clock() - since < self.config.hold_seconds
+        if self._clock() - since < self.config.hold_seconds:
+            return True
+        if since != float("-inf"):
+            self.holds_expired += 1
+            self._held_since[request.request_id] = float("-inf")  # let go: not held again, and counted once
+        return False
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -129,7 +160,13 @@ class SchedulerSide:
         manager = self.manager
         grants = {name: manager.grant(name) for name in step.num_scheduled_tokens}
         requests = {name: grant for name, grant in grants.items() if grant is not None}
-        return Grant(tuple(manager.reserve), self._report_ack, requests)
+        return Grant(tuple(manager.reserve), self._report_ack, requests, self._urgency())
+
+    def _urgency(self) -> float:
+        """0 while the pool has its low water of free blocks, 1 when it has none."""
+        pool = self.manager.block_pool
+        low = self.config.low_water * (pool.num_gpu_blocks - 1)
+        return max(0.0, 1.0 - pool.get_num_free_blocks() / low) if low else 0.0
 
     def apply(self, report: Report) -> None:
         """Apply a worker's report.
@@ -156,7 +193,9 @@ class SchedulerSide:
             "headroom_target_blocks": manager.reserve_target,
             "shared_blocks": shared,
             "private_blocks": capacity - free - reserved - shared,
+            "held_requests": sum(since != float("-inf") for since in self._held_since.values()),
             "invalid_options_total": self.invalid_options,
+            "holds_expired_total": self.holds_expired,
         }
 
     def _shared_blocks(self) -> int:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from vtoken.engine.args import chunk_tokens, config_of
+from vtoken.engine.scheduler_side import longest_blocks
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,3 +22,12 @@ class VTokenSpec(FullAttentionSpec):
     def of(cls, spec: FullAttentionSpec) -> VTokenSpec:
         """The same spec under our type (every init field copied)."""
         return cls(**{f.name: getattr(spec, f.name) for f in fields(spec) if f.init})
+
+    def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
+        """What vLLM's start-up check holds the pool against: the most that one request ever lies in.
+
+        As in vLLM, unless the engine's default policy evicts between chunks (then a request can't loosen it).
+        """
+        length, chunk = vllm_config.model_config.max_model_len, chunk_tokens(vllm_config)
+        blocks = longest_blocks(config_of(vllm_config), self.block_size, length, chunk)
+        return min(blocks * self.page_size_bytes, int(super().max_memory_usage_bytes(vllm_config)))

@@ -4,7 +4,7 @@ One step, driven by the worker and vLLM's connector hooks:
 
     before_forward(step, grant)   commit landed plans, evict, fill holes in-stream, place new tokens
     ...forward: the attention backend reads rows through `rows_of`...
-    after_forward()               start the asynchronous copies of evacuation plans
+    after_forward()               evict between chunks; start the asynchronous copies of evacuation plans
     report()                      what the scheduler must know
 """
 
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vtoken.core.config import VTokenConfig
+from vtoken.core.history import to_mapping
+from vtoken.core.occupancy import occupancy
 from vtoken.core.plan import NONE, Ints, Plan
 from vtoken.core.rows import Row, Step
 from vtoken.core.shard import Shard
@@ -32,6 +34,9 @@ logger = logging.getLogger("vllm.vtoken")
 
 OCCUPANCY_SECONDS = 0.05
 """Occupancy sums over all tables are refreshed at most this often while the engine is busy."""
+
+WAIT_URGENCY = 0.9
+"""From this urgency on, copies under way are waited for: their sources are needed now."""
 
 
 @dataclass(slots=True)
@@ -57,7 +62,8 @@ class Substrate:
         self._flights: list[_Flight] = []
         self._steps = 0
         self._seconds = 0.0
-        self._checks = self._failures = 0
+        self._checks = self._failures = self._waits = 0
+        self._unchecked = 0.0  # plans since the last check, as a share of one
         self._occupancy: dict[str, Any] = {}
         self._occupancy_at = float("-inf")
         self._quiet = False
@@ -82,18 +88,21 @@ class Substrate:
             if any(flight.plan is plan for plan in cancelled):
                 self._stop(flight)
         self._flights = [flight for flight in self._flights if flight.row is not None]
-        self._land()
-        self._relocate_in_stream(self._decide())
+        self._land(wait=grant.urgency >= WAIT_URGENCY)
+        self._relocate_in_stream(self._decide(self.shard.decide))
         self.shard.grow()
         self._steps += 1
         self._quiet = not step.rows
         self._seconds += time.perf_counter() - started
 
     def after_forward(self) -> None:
-        """Start copying what evacuation planned; the engine goes on meanwhile."""
+        """Evict from half-computed prompts; start copying what evacuation planned while the engine goes on."""
         started = time.perf_counter()
+        self._relocate_in_stream(self._decide(self.shard.decide_after_chunks))
         for row, plan in self.shard.evacuations():
             self._flights.append(_Flight(row, plan, self.copies.submit(plan.src_slots, plan.dst_slots)))
+        if self.config.forced_sync:
+            self._land(wait=True)
         self._seconds += time.perf_counter() - started
 
     def report(self) -> Report | None:
@@ -106,26 +115,29 @@ class Substrate:
         if not self.copies.cancel(flight.ticket):
             flight.ticket.settled.wait()
 
-    def _land(self) -> None:
-        """Commit the plans whose copy is done; drop those whose copy failed."""
+    def _land(self, *, wait: bool) -> None:
+        """Commit the plans whose copy is done, or all when they are waited for; drop those whose copy failed."""
         pending: list[_Flight] = []
         for flight in self._flights:
             assert flight.row is not None
+            if wait and not self.copies.poll(flight.ticket):
+                self._waits += 1
+                flight.ticket.settled.wait()
             if not self.copies.poll(flight.ticket):
                 pending.append(flight)
             elif flight.ticket.error is not None:
                 logger.error("a copy of %d tokens failed and was dropped: %s", len(flight.plan.token_ids),
                              flight.ticket.error)  # fmt: skip
-                self.shard.abandon(flight.row, flight.plan)
+                self.shard.abandon(flight.row, flight.plan, f"copy failed: {flight.ticket.error}")
             else:
                 self._commit(flight.row, flight.plan)
         self._flights = pending
 
-    def _decide(self) -> list[tuple[Row, Plan]]:
+    def _decide(self, decide: Callable[[], list[tuple[Row, Plan]]]) -> list[tuple[Row, Plan]]:
         failures = self.shard.counters.policy_failures_total
-        plans = self.shard.decide()
+        plans = decide()
         if self.shard.counters.policy_failures_total > failures:
-            logger.error("a policy failed; its request keeps all its tokens: %s", self.shard.last_policy_failure)
+            logger.error("a policy failed and is not asked again for its request: %s", self.shard.last_policy_failure)
         return plans
 
     def _relocate_in_stream(self, plans: Sequence[tuple[Row, Plan]]) -> None:
@@ -140,7 +152,7 @@ class Substrate:
 
     def _commit(self, row: Row, plan: Plan) -> None:
         """Switch the row to its new layout, unless the bytes did not arrive as they left (I1)."""
-        if self.config.check_moves and len(plan.token_ids):
+        if len(plan.token_ids) and self._sampled():
             self._checks += 1
             if wrong := self.copies.verify(plan.src_slots, plan.dst_slots):
                 self._fail_check(row, plan, wrong)
@@ -149,16 +161,25 @@ class Substrate:
         self.shard.commit(row, plan)
         self.copies.poison(released)
 
+    def _sampled(self) -> bool:
+        """Whether this plan's bytes are compared: evenly, in the configured share of the plans."""
+        self._unchecked += self.config.check_moves
+        due = self._unchecked >= 1.0
+        self._unchecked -= due
+        return due
+
     def _fail_check(self, row: Row, plan: Plan, wrong: int) -> None:
         """The sources are intact and the table still points there: serve on, but relocate nothing more."""
         self._failures += 1
-        self.shard.abandon(row, plan)
-        self.shard.degraded = f"I1: {wrong} of the {len(plan.token_ids)} moved tokens' layers differ after a copy"
-        logger.error("%s; relocation is off on this worker until it restarts", self.shard.degraded)
+        reason = f"I1: {wrong} of the {len(plan.token_ids)} moved tokens' layers differ after a copy"
+        self.shard.abandon(row, plan, reason)
+        self.shard.degrade(reason)
+        logger.error("%s; relocation is off on this worker until it restarts. Request %s:\n%s",
+                     reason, row.request_id, self.shard.history.story(row.request_id))  # fmt: skip
 
     def _private(self, row: Row, plan: Plan) -> Ints:
         """The plan's released blocks that nobody else may read: neither cached nor shared."""
-        kept = row.around.sealed | row.around.shared
+        kept = row.around.sealed | row.around.shared.keys()
         return np.array([block for block in plan.released.tolist() if block not in kept], np.int64)
 
     # ---- what attention reads --------------------------------------------------------------------
@@ -177,7 +198,7 @@ class Substrate:
         """Snapshot fields that only the worker knows."""
         now = time.monotonic()
         if self._quiet or now - self._occupancy_at >= OCCUPANCY_SECONDS:
-            self._occupancy, self._occupancy_at = self.shard.occupancy(), now
+            self._occupancy, self._occupancy_at = occupancy(self.shard.rows.values(), self.shard.block_size), now
         counted = self.copies.counters()
         return {
             **self._occupancy,
@@ -189,8 +210,14 @@ class Substrate:
             "copy_seconds_total": counted.seconds,
             "move_checks_total": self._checks,
             "move_check_failures_total": self._failures,
+            "copy_waits_total": self._waits,
             "substrate_seconds_total": self._seconds,
         }
+
+    def explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
+        """The recorded decisions, JSON-ready, of every request whose engine id begins with `request_id`."""
+        return {name: [to_mapping(entry) for entry in entries]
+                for name, entries in self.shard.history.matching(request_id)}  # fmt: skip
 
     def close(self) -> None:
         """Wait for running copies and stop the copy engine's thread."""

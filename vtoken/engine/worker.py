@@ -11,6 +11,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vtoken.core.config import Reader, Variant
+from vtoken.core.occupancy import occupancy
 from vtoken.core.policies import load_policy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.device.cpu_copy import CpuCopyEngine
@@ -114,7 +115,12 @@ class VTokenCPUWorker(CPUWorker):
     def vtoken_check(self) -> dict[str, Any]:
         """Check every invariant from scratch; the worker's statistics. For tests and drills."""
         self.substrate.shard.check_invariants()
-        return {**self.substrate.statistics(), **self.substrate.shard.occupancy()}
+        shard = self.substrate.shard
+        return {**self.substrate.statistics(), **occupancy(shard.rows.values(), shard.block_size)}
+
+    def vtoken_explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
+        """Recorded decisions of the requests whose engine id begins so; see vtoken.core.history."""
+        return self.substrate.explain(request_id)
 
     def vtoken_rows(self) -> dict[str, dict[str, Any]]:
         """Per request: live token ids, held blocks, tail, row state. For tests."""

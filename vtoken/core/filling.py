@@ -1,0 +1,116 @@
+"""Hole filling: make a row dense by moving survivors into the holes of blocks that stay.
+
+`plan_fill` is the planner of `relocation: eager` (docs/substrate.md, section "Reclamation"). Blocks
+of a row under it:
+
+    locked     sealed, and staying: full, or not worth leaving (then the row stays holey)
+    leaving    sealed and holey: never written, so their survivors move out and the blocks leave
+    kept       written: the blocks whose first slots have the fewest holes
+    released   every other block; consumed: reserve blocks, where leaving needs more than is kept
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.core.plan import Deferral, Ints, Plan
+from vtoken.core.planner import EPSILON, Surroundings
+from vtoken.core.table import TokenTable
+
+Mask = npt.NDArray[np.bool_]
+
+DENSE_WORTH_BLOCKS = 1.0
+"""What a dense row may cost while memory is plentiful: the engine's own kernel reads it, at a fraction
+of the strict reader's time. Nothing when memory is urgent."""
+
+
+def plan_fill(table: TokenTable, around: Surroundings, room_tokens: int) -> Plan | Deferral:
+    """Make the row dense: keep the blocks with the fewest holes and move all other survivors into them.
+
+    Sealed blocks are never written. One that is full stays; those with holes are left where that pays
+    (`_leaving`), else they stay and the row stays holey. Dead blocks leave without a move. Room for
+    `room_tokens` new tokens behind the last survivor is kept; surplus blocks are released at once.
+    """
+    sealed = around.unwritable(table.blocks)
+    leaving, deferral = _leaving(table, around, sealed, room_tokens)
+    stays = sealed & (table.n_b > 0)
+    stays[leaving] = False
+    locked = np.flatnonzero(stays)
+    movable = np.flatnonzero(~sealed)
+    survivors = int(table.live - table.n_b[locked].sum())
+    needed = -(-(survivors + room_tokens) // table.block_size)
+    kept = _cheapest_to_keep(table, movable, needed, survivors)
+    consumed = np.array(around.reserve[: needed - len(kept)], np.int64)
+    if len(kept) + len(consumed) < needed:
+        return Deferral.RESERVE_SHORT
+    if len(kept) + len(locked) == len(table.blocks) and not len(consumed) and table.live == table.tail:
+        return Deferral.NOTHING_TO_DO
+    return _fill(table, locked, kept, consumed, survivors, deferral)
+
+
+def _leaving(table: TokenTable, around: Surroundings, sealed: Mask, room: int) -> tuple[Ints, Deferral | None]:
+    """Indices of the sealed blocks to leave, and what speaks against leaving the other holey ones.
+
+    Sparsest first, as many as gain most (see vtoken.core.planner for what leaving a block gains). The
+    last one makes the row dense, which is worth something by itself, but no reserve block: those are
+    consumed for a gain in blocks only (I4).
+    """
+    index = np.flatnonzero(sealed & (table.n_b > 0) & (table.n_b < table.block_size))
+    if not len(index):
+        return index, None
+    size, worth = table.block_size, around.worth(table.blocks[index])
+    order = np.argsort(table.n_b[index] / worth, kind="stable")
+    index = index[order]
+    stay = int(table.n_b[~sealed].sum()) + room
+    needed = -(-(stay + np.cumsum(table.n_b[index])) // size)
+    more = needed + (stay // -size)
+    extra = needed - int((~sealed).sum())
+    value = np.cumsum(worth[order]) - more
+    value[-1] += max(DENSE_WORTH_BLOCKS * (1.0 - around.urgency), 2 * EPSILON)
+    value[(extra > 0) & (np.arange(1, len(index) + 1) <= more)] = 0.0
+    wanted = int(np.argmax(value))
+    if value[wanted] <= EPSILON:
+        return index[:0], Deferral.NO_GAIN
+    value[extra > len(around.reserve)] = 0.0
+    best = int(np.argmax(value))
+    if value[best] <= EPSILON:
+        return index[:0], Deferral.RESERVE_SHORT
+    if best < wanted:
+        return index[: best + 1], Deferral.RESERVE_SHORT
+    return index[: best + 1], Deferral.NO_GAIN if best + 1 < len(index) else None
+
+
+def _cheapest_to_keep(table: TokenTable, movable: Ints, needed: int, survivors: int) -> Ints:
+    """The `needed` blocks, in their new order, whose first `survivors` slots have the fewest holes.
+
+    Densest first is best when evictions are scattered. Physical order bounds the cost: in a row that
+    was dense, every hole before the new tail is an evicted token, so no more tokens move than died.
+    """
+    empty = table.n_b[movable] == 0
+    by_density = movable[np.argsort(-table.n_b[movable], kind="stable")]
+    in_order = np.concatenate([movable[~empty], movable[empty]])
+    choices = [order[:needed] for order in (by_density, in_order)]
+    occupants = table.occupants()
+    stay = [int((occupants[kept].reshape(-1)[:survivors] >= 0).sum()) for kept in choices]
+    return choices[int(np.argmax(stay))]
+
+
+def _fill(
+    table: TokenTable, locked: Ints, kept: Ints, consumed: Ints, survivors: int, deferral: Deferral | None
+) -> Plan:
+    """The plan that packs all survivors outside `locked` into the first slots of `kept` + `consumed`."""
+    size, before = table.block_size, table.occupants()
+    blocks = np.concatenate([table.blocks[kept], consumed])
+    inside = np.full((len(blocks), size), -1, np.int64)
+    inside[: len(kept)] = before[kept]
+    flat = inside.reshape(-1)
+    holes = np.flatnonzero(flat[:survivors] < 0)
+    gone = np.ones(len(table.blocks), bool)
+    gone[locked] = gone[kept] = False
+    ids = np.concatenate([flat[survivors:], before[gone].reshape(-1)])
+    ids = np.sort(ids[ids >= 0])
+    order = np.concatenate([table.blocks[locked], blocks])
+    dst = blocks[holes // size] * size + holes % size
+    return Plan(ids, table.slots_of(ids), dst, table.blocks[gone], consumed, order,
+                len(locked) * size + survivors, deferral)  # fmt: skip
