@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from vtoken.core.config import PolicyOptions, Relocation, VTokenConfig
+from vtoken.core.history import Event
 from vtoken.core.occupancy import occupancy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.core.table import RowState
@@ -58,9 +60,10 @@ class Held(CpuCopyEngine):
 class Bench:
     """One request on one worker, step by step; its cache holds the token id in every element."""
 
-    def __init__(self, relocation: Relocation) -> None:
+    def __init__(self, relocation: Relocation, **settings: Any) -> None:
         self.copies = Held()
-        config = VTokenConfig(relocation=relocation, theta_f=0.1, check_moves=1.0)
+        self.urgency = 0.0
+        config = VTokenConfig(relocation=relocation, theta_f=0.1, **{"check_moves": 1.0, **settings})
         self.substrate = Substrate(config, SIZE, self.copies, lambda: ["a"])
         self.cache = torch.full((BLOCKS, 2, SIZE, 2 * 16), -1.0)
         self.substrate.bind_caches({"layer": self.cache})
@@ -71,7 +74,7 @@ class Bench:
         begins = self.length == 0
         rows = () if "ended" in step else (RowStep("a", tuple(self._new(tokens)), self.length, tokens, begins),)
         started = {"a": RequestStart(OPTIONS, 64, 1)} if begins else {}
-        grant = Grant(RESERVE, 0, {"a": RequestGrant(1)} if rows else {})
+        grant = Grant(RESERVE, 0, {"a": RequestGrant(1)} if rows else {}, self.urgency)
         self.substrate.before_forward(Step(rows, started=started, **step), grant)
         if rows:
             self._write(tokens)
@@ -193,3 +196,72 @@ def test_bytes_that_arrive_wrong_end_relocation_but_not_the_request(bench: Bench
     assert found["moves_total"] == found["inflight_plans"] == 0
     assert found["tokens_evicted_total"] > 0
     assert "differ" in bench.substrate.shard.degraded
+
+
+def test_urgent_memory_waits_for_the_copy_and_gets_the_blocks_in_the_same_step(lazy: Bench) -> None:
+    until_planned(lazy)
+    lazy.urgency = 0.5
+    lazy.step(1)
+    assert lazy.statistics()["inflight_plans"] == 1, "half as urgent: the engine goes on"
+    lazy.urgency = 1.0
+    threading.Timer(0.2, lazy.copies.go.set).start()
+    lazy.step(1)
+    assert (lazy.statistics()["copy_waits_total"], lazy.statistics()["moves_total"] > 0) == (1, True)
+    report = lazy.substrate.report()
+    assert report is not None
+    assert report.requests[0].released
+    assert lazy.seen() == lazy.row.table.live_ids().tolist()
+
+
+def test_forced_sync_never_leaves_a_copy_under_way() -> None:
+    bench = Bench(Relocation.LAZY, forced_sync=True)
+    bench.copies.go.set()
+    bench.step(64)
+    for _ in range(40):
+        bench.step(1)
+        assert bench.statistics()["inflight_plans"] == 0
+        assert bench.seen() == bench.row.table.live_ids().tolist()
+    assert bench.statistics()["moves_total"] > 0
+    bench.substrate.close()
+
+
+@pytest.mark.parametrize(("rate", "checks"), [(0.0, 0), (0.25, 3), (1.0, 12)])
+def test_the_set_share_of_the_plans_is_checked(rate: float, checks: int) -> None:
+    bench = Bench(Relocation.EAGER, check_moves=rate)
+    bench.step(64)
+    while len(fills(bench)) < 12:
+        bench.step(1)
+    assert bench.statistics()["move_checks_total"] == checks
+    bench.substrate.close()
+
+
+def fills(bench: Bench) -> list[dict[str, Any]]:
+    return [entry for entry in bench.substrate.explain("a")["a"] if entry["event"] == Event.FILL]
+
+
+def test_the_recorder_tells_what_was_decided_and_why_not(bench: Bench) -> None:
+    bench.copies.go.set()
+    bench.step(64)
+    for _ in range(30):
+        bench.step(1)
+    bench.step(0, ended=("a",))
+    (story,) = bench.substrate.explain("a").values()
+    events = [entry["event"] for entry in story]
+    assert (events[0], events[-1]) == (Event.BEGIN, Event.END)
+    assert sum(e["tokens"] for e in story if e["event"] == Event.EVICT) == bench.statistics()["tokens_evicted_total"]
+    moved = [e for e in story if e["event"] in (Event.FILL, Event.EVACUATE)]
+    assert sum(entry["tokens"] for entry in moved) == bench.statistics()["moves_total"] > 0
+    if bench.substrate.config.relocation is Relocation.LAZY:
+        reasons = {entry["reason"] for entry in story if entry["event"] == Event.DEFER}
+        assert reasons & {"below_theta_f", "no_gain", "too_dear", "reserve_short"}
+    assert bench.substrate.explain("b") == {}
+
+
+def test_an_operator_reads_the_story_of_a_failed_check(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.copies.corrupt = True
+    bench.copies.go.set()
+    bench.step(64)
+    for _ in range(20):
+        bench.step(1)
+    assert "evict" in caplog.text
+    assert "drop" in caplog.text

@@ -30,4 +30,4 @@ class VTokenSpec(FullAttentionSpec):
         """
         length, chunk = vllm_config.model_config.max_model_len, chunk_tokens(vllm_config)
         blocks = longest_blocks(config_of(vllm_config), self.block_size, length, chunk)
-        return min(blocks * self.page_size_bytes, int(super().max_memory_usage_bytes(vllm_config)))
+        return int(min(blocks * self.page_size_bytes, super().max_memory_usage_bytes(vllm_config)))
