@@ -45,7 +45,7 @@ class Snapshot:
         plans_deferred_total: decisions that wanted memory which the reserve did not have.
         move_checks_total, move_check_failures_total: invariant I1 (config `check_moves`).
         policy_failures_total: decisions at which a policy raised or chose what it may not; its request
-            then keeps all its tokens.
+            then keeps all its tokens (under `between_chunks` it forgets the oldest).
         invalid_options_total: requests whose options did not parse inside the engine.
         substrate_seconds_total: time spent in the substrate on the worker's step path.
     """

@@ -89,7 +89,7 @@ class SchedulerSide:
 
         Raises:
             UnsupportedError: the engine built another manager: vToken did not engage.
-            ConfigError: a request of the longest length does not fit into the pool, or not beside the reserve.
+            ConfigError: the reserve would leave no room for a request.
         """
         managers = cache.coordinator.single_type_managers
         if len(managers) != 1 or not isinstance(managers[0], VTokenBlockManager):
@@ -102,14 +102,6 @@ class SchedulerSide:
         capacity = cache.block_pool.num_gpu_blocks - 1
         longest = longest_blocks(self.config, self._manager.block_size, cache.max_model_len, self.chunk_tokens)
         spare = capacity - longest
-        if spare < 0:
-            raise ConfigError(
-                "max_model_len", cache.max_model_len,
-                f"what fits into the pool: it has {capacity} blocks of {self._manager.block_size} tokens, and "
-                f"one request of that length takes up to {longest}",
-                "Lower it, raise kv_cache_memory_bytes or num_gpu_blocks_override, or let prompts be evicted while "
-                "they are computed (vtoken.policy.between_chunks, with chunked prefill and relocation: eager).",
-            )  # fmt: skip
         target = headroom_target(self.config, self._manager.enable_caching, spare)
         lazy = self.config.variant is Variant.VTOKEN and self.config.relocation is Relocation.LAZY
         if target > max(spare, 0) or (lazy and not target):
