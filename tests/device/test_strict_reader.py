@@ -172,6 +172,18 @@ def test_placement_does_not_change_a_bit(seed, live, asked, dtype, block_size, s
     assert torch.equal(packed, elsewhere)
 
 
+def test_another_order_of_the_same_tokens_would_show():
+    """So equal bits (I5) say something: a reader that visits slots as they lie gives other ones."""
+    torch.manual_seed(3)
+    content = make_content(150)
+    shuffled = torch.randperm(149)
+    order = torch.cat([shuffled, torch.tensor([149])])  # the query's own token stays last
+    reordered = Content(content.keys[order], content.values[order], content.queries)
+    first, second = (serve([one], rng(), scattered=False)[0] for one in (content, reordered))
+    assert not torch.equal(first, second)
+    assert torch.allclose(first, second, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_neighbours_in_the_batch_do_not_change_a_bit(dtype):
     sizes = [(1, 1), (300, 1), (64, 64), (129, 1), (77, 3), (512, 2)] * 3 + [(40, 33), (5, 1)]

@@ -236,6 +236,7 @@ class ToyEngine:
 
     def copy(self, plan: Plan) -> None:
         assert not np.isin(plan.dst_slots, plan.src_slots).any()
+        assert not len(plan.consumed) or plan.net_gain_blocks > 0, "I4: reserve blocks are consumed for nothing"
         for block in set((plan.dst_slots // self.size).tolist()):
             assert block not in self.hashed, "a move writes into the prefix cache"
             assert self.refs[block] <= 1, "a move writes into a shared block"

@@ -37,11 +37,11 @@ class Scene:
     """Requests of `tokens` tokens that keep `budget`, in a pool that holds `unevicted` of them unevicted."""
 
     policy: str
-    caching: bool
     unevicted: int
     tokens: int
     budget: int
     blocks: int
+    caching: bool = False
 
     @property
     def name(self) -> str:
@@ -55,13 +55,13 @@ class Scene:
 
 
 FULL = [
-    Scene("random", False, 5, 1000, 480, 346),
-    Scene("random", True, 5, 1000, 480, 346),
-    Scene("streaming_llm", False, 5, 1000, 480, 346),
-    Scene("streaming_llm", True, 5, 1000, 480, 346),
-    Scene("random", False, 11, 1000, 480, 761),
+    Scene("random", 5, 1000, 480, 346),
+    Scene("random", 5, 1000, 480, 346, caching=True),
+    Scene("streaming_llm", 5, 1000, 480, 346),
+    Scene("streaming_llm", 5, 1000, 480, 346, caching=True),
+    Scene("random", 11, 1000, 480, 761),
 ]
-QUICK = [Scene("random", False, 5, 250, 120, 95), Scene("streaming_llm", True, 5, 250, 120, 95)]
+QUICK = [Scene("random", 5, 250, 120, 95), Scene("streaming_llm", 5, 250, 120, 95, caching=True)]
 
 
 @dataclass(frozen=True, slots=True)

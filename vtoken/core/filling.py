@@ -29,9 +29,11 @@ def plan_fill(table: TokenTable, around: Surroundings, room_tokens: int) -> Plan
     """Make the row dense: keep the blocks with the fewest holes and move all other survivors into them.
 
     Sealed blocks are never written. One that is full stays; those with holes are left where that pays
-    (`_leaving`), else they stay and the row stays holey. Dead blocks leave without a move. Room for
-    `room_tokens` new tokens behind the last survivor is kept; surplus blocks are released at once.
+    (`_leaving`), else they stay and the row stays holey. Dead blocks leave without a move. Of the room that
+    there is behind the tail, as much as `room_tokens` new tokens need is kept behind the last survivor (what the
+    scheduler still owes of it comes with a later grant); surplus blocks are released at once.
     """
+    room_tokens = min(room_tokens, len(table.blocks) * table.block_size - table.tail)
     sealed = around.unwritable(table.blocks)
     leaving, deferral = _leaving(table, around, sealed, room_tokens)
     stays = sealed & (table.n_b > 0)
@@ -42,8 +44,6 @@ def plan_fill(table: TokenTable, around: Surroundings, room_tokens: int) -> Plan
     needed = -(-(survivors + room_tokens) // table.block_size)
     kept = _cheapest_to_keep(table, movable, needed, survivors)
     consumed = np.array(around.reserve[: needed - len(kept)], np.int64)
-    if len(kept) + len(consumed) < needed:
-        return Deferral.RESERVE_SHORT
     if len(kept) + len(locked) == len(table.blocks) and not len(consumed) and table.live == table.tail:
         return Deferral.NOTHING_TO_DO
     return _fill(table, locked, kept, consumed, survivors, deferral)
