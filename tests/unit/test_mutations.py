@@ -180,3 +180,21 @@ def test_a_table_that_contradicts_itself_says_how() -> None:
     engine.shard.rows["a"].table.live += 1
     with pytest.raises(InvariantViolation, match=r"I1: live count .*total 9, live 10"):
         engine.check()
+
+
+def decode(engine: ToyEngine, steps: int) -> None:
+    for _ in range(steps):
+        engine.step(dict.fromkeys(engine.requests, 1))
+
+
+def test_an_error_tells_the_story_of_its_request() -> None:
+    """A scheduler that forgets to grant a block: the engine's log then shows what was decided before."""
+    engine = toy(Relocation.EAGER)
+    engine.add("a", RequestStart(PolicyOptions("random", 10, None, 3, protect_recent=3), 16, 1), 1, -1)
+    engine.step({"a": 16})
+    engine.ledger.blocks_needed = lambda name, tokens: 0  # type: ignore[method-assign]
+    with pytest.raises(ProtocolError, match="new tokens at physical tail") as noticed:
+        decode(engine, steps=20)
+    (note,) = noticed.value.__notes__
+    assert "evict" in note
+    assert "fill" in note

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vtoken.core.config import PolicyOptions, Variant, VTokenConfig
-from vtoken.core.errors import ProtocolError, UnknownRequest
+from vtoken.core.errors import ProtocolError, UnknownRequest, VTokenError
 from vtoken.core.eviction import Forgetting
 from vtoken.core.history import Event, History
 from vtoken.core.plan import Deferral, Plan
@@ -79,22 +79,17 @@ class Shard:
         the caller must stop them, or wait for them, before it does anything else.
 
         Raises:
-            ProtocolError: a row continues that never began, or a block is granted twice.
+            ProtocolError, UnknownRequest: a row continues that never began, or a block is granted twice; a note
+                on it tells the row's last decisions.
         """
-        self._step = step
-        self.reclamation.step += 1
-        cancelled = [plan for name in step.ended for plan in self._end(name, Event.END)]
-        cancelled += [plan for name in step.preempted for plan in self._end(name, Event.PREEMPT)]
-        for name in step.ended:
-            self._starts.pop(name, None)
-        self._starts.update(step.started)  # after the ends: an id may end and start again in one step
-        self.reclamation.update(grant)
-        for row_step in step.rows:
-            if row_step.begins:
-                cancelled += self._end(row_step.request_id, Event.PREEMPT)
-                self._begin(row_step)
-            row = self.row(row_step.request_id)
-            self._join(row, row_step, grant.requests.get(row_step.request_id))
+        row_step = None
+        try:
+            cancelled = self._take_over(step, grant)
+            for row_step in step.rows:
+                cancelled += self._take_row(row_step, grant)
+        except VTokenError as error:
+            self._tell(error, row_step)
+            raise
         return cancelled
 
     def decide(self) -> list[tuple[Row, Plan]]:
@@ -108,12 +103,21 @@ class Shard:
         return plans
 
     def grow(self) -> None:
-        """Register the step's new tokens; each row's `write_slots` are then those of its tokens."""
-        for row_step in self._step.rows:
-            row = self.rows[row_step.request_id]
-            length = row_step.computed_tokens + row_step.scheduled_tokens
-            row.write_slots = row.table.sync_new_tokens(length)
-            self.counters.tokens_registered_total += len(row.write_slots)
+        """Register the step's new tokens; each row's `write_slots` are then those of its tokens.
+
+        Raises:
+            ProtocolError: a row's blocks do not have the room; a note on it tells the row's last decisions.
+        """
+        row_step = None
+        try:
+            for row_step in self._step.rows:
+                row = self.rows[row_step.request_id]
+                length = row_step.computed_tokens + row_step.scheduled_tokens
+                row.write_slots = row.table.sync_new_tokens(length)
+                self.counters.tokens_registered_total += len(row.write_slots)
+        except VTokenError as error:
+            self._tell(error, row_step)
+            raise
 
     def decide_after_chunks(self) -> list[tuple[Row, Plan]]:
         """Let policies evict from prompts of which a chunk was just computed; plans as from `decide`.
@@ -195,6 +199,33 @@ class Shard:
             row.table.check_invariants()
 
     # ---- parts -----------------------------------------------------------------------------------
+
+    def _take_over(self, step: Step, grant: Grant) -> list[Plan]:
+        """What a step says about requests that it does not run; see `accept`."""
+        self._step = step
+        self.reclamation.step += 1
+        cancelled = [plan for name in step.ended for plan in self._end(name, Event.END)]
+        cancelled += [plan for name in step.preempted for plan in self._end(name, Event.PREEMPT)]
+        for name in step.ended:
+            self._starts.pop(name, None)
+        self._starts.update(step.started)  # after the ends: an id may end and start again in one step
+        self.reclamation.update(grant)
+        return cancelled
+
+    def _take_row(self, row_step: RowStep, grant: Grant) -> list[Plan]:
+        """What a step says about one that it runs."""
+        cancelled: list[Plan] = []
+        if row_step.begins:
+            cancelled += self._end(row_step.request_id, Event.PREEMPT)
+            self._begin(row_step)
+        self._join(self.row(row_step.request_id), row_step, grant.requests.get(row_step.request_id))
+        return cancelled
+
+    def _tell(self, error: VTokenError, row_step: RowStep | None) -> None:
+        """Note on an error what was last decided about the request at which it came up."""
+        if row_step is not None:
+            name = row_step.request_id
+            error.add_note(f"{row_step}\nLast decisions about request {name}:\n{self.history.story(name)}")
 
     def _begin(self, step: RowStep) -> None:
         start = self._starts.get(step.request_id)
