@@ -5,7 +5,10 @@ through the entry-point group `vtoken.policies`, so a third party can add one fr
 docs/policies.md is the recipe.
 """
 
-from vtoken.core.policies.base import Policy, RequestView
+from vtoken.core.policies.base import Policy, RequestView, needs_of
 from vtoken.core.policies.registry import load_policy, policy_names
+from vtoken.core.scores import AttentionScores, KeyScores, Needs
 
-__all__ = ["Policy", "RequestView", "load_policy", "policy_names"]
+__all__ = [
+    "AttentionScores", "KeyScores", "Needs", "Policy", "RequestView", "load_policy", "needs_of", "policy_names",
+]  # fmt: skip
