@@ -165,9 +165,9 @@ def test_a_decision_that_depends_on_where_tokens_lie_is_noticed(monkeypatch: pyt
     assert program(toy(Relocation.EAGER)) == program(toy(Relocation.LAZY))
     choose = Forgetting.choose
 
-    def misled(forgetting: Forgetting, table: TokenTable, policy: object) -> object:
+    def misled(forgetting: Forgetting, table: TokenTable, *more: object) -> object:
         forgetting.prompt_seed = int(table.tail)
-        return choose(forgetting, table, policy)  # type: ignore[arg-type]
+        return choose(forgetting, table, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Forgetting, "choose", misled)
     assert program(toy(Relocation.EAGER)) != program(toy(Relocation.LAZY))

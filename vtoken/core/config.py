@@ -50,6 +50,11 @@ MAX_TOKENS = 1 << 24
 """Upper bound of every setting that counts tokens: beyond any model's positions."""
 
 
+MAX_SCORE_LAYERS = 256
+MAX_SCORE_WINDOW = 4096
+"""More than any model's layers; a ring of so many queries per request."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """How one request forgets. Engine default, and overridable per request.
@@ -219,6 +224,9 @@ class VTokenConfig:
             before they count; a difference drops the move and ends relocation on this worker.
         poison_released: fill blocks that a plan releases with NaN: a debugging aid that makes every
             read of freed memory visible.
+        score_layers: layers in which attention mass and keys are looked at, for policies that need them.
+        score_window: queries of a request that are kept before they are counted, and the length of a
+            chunk's last window.
         hold_seconds: longest time that a waiting request is held while the reserve is short.
     """
 
@@ -233,6 +241,8 @@ class VTokenConfig:
     forced_sync: bool = False
     check_moves: float = 0.01
     poison_released: bool = False
+    score_layers: int = 2
+    score_window: int = 64
     hold_seconds: float = 5.0
 
     def __post_init__(self) -> None:
@@ -246,6 +256,8 @@ class VTokenConfig:
             check_int("headroom_blocks", self.headroom_blocks, 0, MAX_TOKENS)
         object.__setattr__(self, "theta_f", check_number("theta_f", self.theta_f, 0.0, 1.0))
         check_int("batch_blocks", self.batch_blocks, 1, MAX_TOKENS)
+        check_int("score_layers", self.score_layers, 1, MAX_SCORE_LAYERS)
+        check_int("score_window", self.score_window, 1, MAX_SCORE_WINDOW)
         for key in ("low_water", "check_moves"):
             object.__setattr__(self, key, check_number(key, getattr(self, key), 0.0, 1.0))
         for key in ("forced_sync", "poison_released"):

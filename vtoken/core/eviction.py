@@ -16,7 +16,19 @@ from vtoken.core.config import PolicyOptions
 from vtoken.core.errors import InvariantViolation
 from vtoken.core.plan import NONE, Ints
 from vtoken.core.policies import Policy, RequestView
+from vtoken.core.scores import AttentionLedger, KeyScores
 from vtoken.core.table import TokenTable
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What is known of a request's tokens at a decision: its attention ledger, and the keys of all live tokens."""
+
+    attention: AttentionLedger | None = None
+    keys: KeyScores | None = None
+
+
+NO_SCORES = Scores()
 
 
 @dataclass(slots=True)
@@ -50,7 +62,7 @@ class Forgetting:
             table.live > self.options.target_tokens(table.total)
         )
 
-    def choose(self, table: TokenTable, policy: Policy) -> Ints:
+    def choose(self, table: TokenTable, policy: Policy, scores: Scores = NO_SCORES) -> Ints:
         """Ask the policy; the token ids to evict (int64, maybe none). Records the decision.
 
         Raises:
@@ -58,14 +70,16 @@ class Forgetting:
         """
         self.decided_at = table.total
         live = table.live_ids()
-        low = np.searchsorted(live, self.options.protect_sinks)
-        high = np.searchsorted(live, table.total - self.options.protect_recent)
+        low = int(np.searchsorted(live, self.options.protect_sinks))
+        high = int(np.searchsorted(live, table.total - self.options.protect_recent))
         candidates = live[low : max(low, high)]
         excess = min(table.live - self.options.target_tokens(table.total), len(candidates))
         if excess <= 0:
             return NONE
         seed = (self.options.seed, self.prompt_seed, table.total)
-        chosen = policy.select(RequestView(table.total, table.live, candidates, excess, seed))
+        attention = None if scores.attention is None else scores.attention.of(candidates)
+        keys = None if scores.keys is None else scores.keys.of(np.arange(low, low + len(candidates)))
+        chosen = policy.select(RequestView(table.total, table.live, candidates, excess, seed, attention, keys))
         if len(chosen) > excess or not np.isin(chosen, candidates).all():
             raise InvariantViolation(
                 f"policy {self.options.policy!r} chose {len(chosen)} tokens, {excess} were asked for, "

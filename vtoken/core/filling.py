@@ -12,13 +12,11 @@ of a row under it:
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from vtoken.core.plan import Deferral, Ints, Plan
+from vtoken.core.layout import DEAD, Mask
+from vtoken.core.plan import NONE, Deferral, Ints, Plan
 from vtoken.core.planner import EPSILON, Surroundings
 from vtoken.core.table import TokenTable
-
-Mask = npt.NDArray[np.bool_]
 
 DENSE_WORTH_BLOCKS = 1.0
 """What a dense row may cost while memory is plentiful: the engine's own kernel reads it, at a fraction
@@ -33,18 +31,20 @@ def plan_fill(table: TokenTable, around: Surroundings, room_tokens: int) -> Plan
     there is behind the tail, as much as `room_tokens` new tokens need is kept behind the last survivor (what the
     scheduler still owes of it comes with a later grant); surplus blocks are released at once.
     """
-    room_tokens = min(room_tokens, len(table.blocks) * table.block_size - table.tail)
-    sealed = around.unwritable(table.blocks)
-    leaving, deferral = _leaving(table, around, sealed, room_tokens)
-    stays = sealed & (table.n_b > 0)
-    stays[leaving] = False
-    locked = np.flatnonzero(stays)
-    movable = np.flatnonzero(~sealed)
-    survivors = int(table.live - table.n_b[locked].sum())
-    needed = -(-(survivors + room_tokens) // table.block_size)
+    blocks, n_b, size = table.blocks, table.n_b, table.block_size
+    room_tokens = min(room_tokens, len(blocks) * size - table.tail)
+    sealed = around.unwritable(blocks)
+    locked, movable, deferral = NONE, np.arange(len(blocks)), None
+    if np.count_nonzero(sealed):
+        leaving, deferral = _leaving(table, around, sealed, room_tokens)
+        stays = sealed & (n_b > 0)
+        stays[leaving] = False
+        locked, movable = stays.nonzero()[0], (~sealed).nonzero()[0]
+    survivors = table.live - int(n_b[locked].sum()) if len(locked) else table.live
+    needed = -(-(survivors + room_tokens) // size)
     kept = _cheapest_to_keep(table, movable, needed, survivors)
     consumed = np.array(around.reserve[: needed - len(kept)], np.int64)
-    if len(kept) + len(locked) == len(table.blocks) and not len(consumed) and table.live == table.tail:
+    if len(kept) + len(locked) == len(blocks) and not len(consumed) and table.live == table.tail:
         return Deferral.NOTHING_TO_DO
     return _fill(table, locked, kept, consumed, survivors, deferral)
 
@@ -87,30 +87,48 @@ def _cheapest_to_keep(table: TokenTable, movable: Ints, needed: int, survivors: 
     Densest first is best when evictions are scattered. Physical order bounds the cost: in a row that
     was dense, every hole before the new tail is an evicted token, so no more tokens move than died.
     """
-    empty = table.n_b[movable] == 0
-    by_density = movable[np.argsort(-table.n_b[movable], kind="stable")]
-    in_order = np.concatenate([movable[~empty], movable[empty]])
-    choices = [order[:needed] for order in (by_density, in_order)]
-    occupants = table.occupants()
-    stay = [int((occupants[kept].reshape(-1)[:survivors] >= 0).sum()) for kept in choices]
-    return choices[int(np.argmax(stay))]
+    n_b = table.n_b[movable]
+    by_density = (-n_b).argsort(kind="stable")
+    in_order = (n_b == 0).argsort(kind="stable")  # the empty ones last
+    whole, part = divmod(survivors, table.block_size)
+
+    def movers(order: Ints) -> int:
+        behind = order[whole:]
+        front = table.live_in_front(movable.item(behind.item(0)), part) if len(behind) and part else 0
+        there: int = sum(n_b[behind].tolist())
+        return there - front
+
+    kept: Ints = movable[(by_density if movers(by_density) <= movers(in_order) else in_order)[:needed]]
+    return kept
 
 
 def _fill(
     table: TokenTable, locked: Ints, kept: Ints, consumed: Ints, survivors: int, deferral: Deferral | None
 ) -> Plan:
-    """The plan that packs all survivors outside `locked` into the first slots of `kept` + `consumed`."""
-    size, before = table.block_size, table.occupants()
-    blocks = np.concatenate([table.blocks[kept], consumed])
-    inside = np.full((len(blocks), size), -1, np.int64)
-    inside[: len(kept)] = before[kept]
-    flat = inside.reshape(-1)
-    holes = np.flatnonzero(flat[:survivors] < 0)
-    gone = np.ones(len(table.blocks), bool)
+    """The plan that packs all survivors outside `locked` into the first slots of `kept` + `consumed`.
+
+    Only blocks with holes, blocks behind the last survivor and blocks that leave are looked into: a plan
+    costs what moves and the number of blocks, not the number of tokens.
+    """
+    blocks, n_b, size = table.blocks, table.n_b, table.block_size
+    whole, part = divmod(survivors, size)
+    looked_into = n_b[kept] < size
+    looked_into[whole:] = True
+    ragged = looked_into.nonzero()[0]
+    inside = table.occupants(kept[ragged]).reshape(-1)
+    target = blocks[kept]
+    if len(consumed):
+        ragged = np.concatenate((ragged, np.arange(len(kept), len(kept) + len(consumed))))
+        inside = np.concatenate((inside, np.full(len(consumed) * size, DEAD)))
+        target = np.concatenate((target, consumed))
+    end = int(ragged.searchsorted(whole)) * size + part
+    holes = (inside[:end] < 0).nonzero()[0]
+    gone = np.ones(len(blocks), bool)
     gone[locked] = gone[kept] = False
-    ids = np.concatenate([flat[survivors:], before[gone].reshape(-1)])
-    ids = np.sort(ids[ids >= 0])
-    order = np.concatenate([table.blocks[locked], blocks])
-    dst = blocks[holes // size] * size + holes % size
-    return Plan(ids, table.slots_of(ids), dst, table.blocks[gone], consumed, order,
-                len(locked) * size + survivors, deferral)  # fmt: skip
+    ids = np.concatenate((inside[end:], table.occupants(gone & (n_b > 0)).reshape(-1)))
+    ids = ids[ids >= 0]
+    ids.sort()
+    line = holes // size
+    dst = (target[ragged[line]] - line) * size + holes
+    order = np.concatenate((blocks[locked], target)) if len(locked) else target
+    return Plan(ids, table.slots_of(ids), dst, blocks[gone], consumed, order, len(locked) * size + survivors, deferral)

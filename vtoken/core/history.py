@@ -11,6 +11,7 @@ note on an error can tell its story:
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -95,10 +96,16 @@ class History:
         """The entries of one request, oldest first; none if it is unknown here or long gone."""
         return tuple(self._entries.get(request_id, ()))
 
-    def matching(self, prefix: str) -> Iterator[tuple[str, tuple[Entry, ...]]]:
-        """Entries of the requests whose id begins so (an engine appends to the ids that clients know)."""
+    def matching(self, request_id: str) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+        """Entries of every request that the engine made of the one that a client knows, or of that very one.
+
+        vLLM adds to a client's id: `cmpl-7` with two prompts and n = 2 becomes `0_cmpl-7-0-89abcdef` and
+        `1_cmpl-7-0-89abcdef` for the first, `..._cmpl-7-1-...` for the second. No prefix match, because half
+        an id would name many requests.
+        """
+        made_of = re.compile(rf"(?:\d+_)?{re.escape(request_id)}(?:[-_]\d+)?(?:-[0-9a-f]{{8}})?")
         for name, entries in self._entries.items():
-            if name.startswith(prefix):
+            if made_of.fullmatch(name):
                 yield name, tuple(entries)
 
     def story(self, request_id: str) -> str:

@@ -9,6 +9,7 @@ from vtoken.core.config import PolicyOptions
 from vtoken.core.eviction import Forgetting
 from vtoken.core.plan import Deferral, Ints, Plan
 from vtoken.core.planner import Surroundings
+from vtoken.core.scores import AttentionLedger, Needs
 from vtoken.core.table import TokenTable
 from vtoken.core.wire import RequestGrant
 
@@ -63,6 +64,8 @@ class Row:
         write_slots: slots of the tokens that the current step writes.
         released, consumed: block ids not reported yet.
         deferral: why the last plan was not made or not whole.
+        needs: what its policy must be told.
+        attention: the mass that its tokens received, if the policy needs it.
     """
 
     request_id: str
@@ -75,6 +78,8 @@ class Row:
     released: list[int] = field(default_factory=list)
     consumed: list[int] = field(default_factory=list)
     deferral: Deferral | None = None
+    needs: Needs = Needs.NOTHING
+    attention: AttentionLedger = field(default_factory=AttentionLedger)
 
 
 @dataclass(slots=True)

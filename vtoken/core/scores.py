@@ -110,6 +110,10 @@ class ScoreSource(Protocol):
         """Of all live tokens, in ascending order of id."""
         ...
 
+    def forget(self, request_id: str) -> None:
+        """The request has lost its K/V; queries that were not drained are gone."""
+        ...
+
 
 class AttentionLedger:
     """Owner of the attention mass of one request in one life, by token id."""

@@ -21,12 +21,13 @@ from dataclasses import replace
 
 from vtoken.core.config import PolicyOptions, Variant, VTokenConfig
 from vtoken.core.errors import ProtocolError, UnknownRequest, VTokenError
-from vtoken.core.eviction import Forgetting
+from vtoken.core.eviction import NO_SCORES, Forgetting, Scores
 from vtoken.core.history import Event, History
 from vtoken.core.plan import Deferral, Plan
-from vtoken.core.policies import load_policy
+from vtoken.core.policies import load_policy, needs_of
 from vtoken.core.reclamation import Reclamation
 from vtoken.core.rows import Counters, RequestStart, Row, RowStep, Step
+from vtoken.core.scores import Needs, ScoreSource
 from vtoken.core.table import RowState, TokenTable
 from vtoken.core.wire import Grant, Report, RequestGrant, RequestReport
 
@@ -37,7 +38,9 @@ CHECKS_PER_STEP = 64
 class Shard:
     """Owner of the token tables, the eviction state and the plans in flight of one worker."""
 
-    def __init__(self, config: VTokenConfig, block_size: int, steps_ahead: int = 0) -> None:
+    def __init__(
+        self, config: VTokenConfig, block_size: int, steps_ahead: int = 0, scores: ScoreSource | None = None
+    ) -> None:
         """Start without requests.
 
         Args:
@@ -45,8 +48,10 @@ class Shard:
             block_size: S, tokens per block.
             steps_ahead: steps that the scheduler may plan before it has this step's report (0 without
                 asynchronous scheduling). Rows keep the room that those steps were promised.
+            scores: what policies are told of attention and keys; without it those that need any stay cold.
         """
         self.config = config
+        self.scores = scores
         self.steps_ahead = steps_ahead
         self.block_size = block_size
         self.counters = Counters()
@@ -97,6 +102,8 @@ class Shard:
         plans: list[tuple[Row, Plan]] = []
         for row_step in self._step.rows:
             row = self.rows[row_step.request_id]
+            if self.scores is not None and self.scores.overdue(row.request_id):
+                self._observe(row, self.scores)
             decoding = row_step.scheduled_tokens == 1  # so the steps planned ahead bring one token each, too
             if decoding and self._may_evict(row) and row.forgetting.due(row.table) and self._forget(row):
                 plans += self._in_stream(row, 1 + self.steps_ahead)
@@ -236,6 +243,7 @@ class Shard:
         forgetting = Forgetting(options, start.prompt_tokens, start.prompt_seed)
         row = self.rows[step.request_id] = Row(step.request_id, table, forgetting)
         if options.evicts:
+            row.needs = needs_of(load_policy(options.policy))
             self.reclamation.record(row, Event.BEGIN)
 
     def _end(self, request_id: str, event: Event) -> Iterable[Plan]:
@@ -245,6 +253,8 @@ class Shard:
             return []
         if row.forgetting.options.evicts:
             self.reclamation.record(row, event)
+            if self.scores is not None:
+                self.scores.forget(request_id)
         plan = self.reclamation.end(row)
         return [] if plan is None else [plan]
 
@@ -268,10 +278,17 @@ class Shard:
         return bool(row.grant.incarnation)
 
     def _forget(self, row: Row) -> bool:
-        """Ask the policy; whether tokens died. One that fails is replaced for the rest of the row's life."""
+        """Ask the policy; whether tokens died. One that fails is replaced for the rest of the row's life.
+
+        One that needs attention is not asked while it is cold: before a query has been observed.
+        """
         forgetting = row.forgetting
         try:
-            chosen = forgetting.choose(row.table, load_policy(forgetting.options.policy))
+            scores = self._scores_of(row)
+            if scores is None:
+                self.reclamation.record(row, Event.DEFER, reason="cold")
+                return False
+            chosen = forgetting.choose(row.table, load_policy(forgetting.options.policy), scores)
             died = row.table.evict(chosen)
         except Exception as error:  # noqa: BLE001 - a third party's policy must never take the engine down
             self._replace_policy(row, error)
@@ -282,10 +299,27 @@ class Shard:
             self.reclamation.record(row, Event.EVICT, tokens=died)
         return died > 0
 
+    def _scores_of(self, row: Row) -> Scores | None:
+        """What the row's policy must be told, up to date; None while that is unknown."""
+        if row.needs is Needs.NOTHING:
+            return NO_SCORES
+        if self.scores is None:
+            return None
+        if row.needs is Needs.KEYS:
+            return Scores(keys=self.scores.keys(row.table))
+        self._observe(row, self.scores)
+        return Scores(attention=row.attention) if row.attention.queries else None
+
+    @staticmethod
+    def _observe(row: Row, scores: ScoreSource) -> None:
+        for seen in scores.drain(row.request_id, row.table):
+            row.attention.observe(seen)
+
     def _replace_policy(self, row: Row, error: Exception) -> None:
         """Keep all tokens from now on; where the memory was planned for eviction, forget the oldest instead."""
         options = row.forgetting.options
         row.forgetting.options = replace(options, policy="streaming_llm") if options.between_chunks else PolicyOptions()
+        row.needs = Needs.NOTHING
         self.counters.policy_failures_total += 1
         self.last_policy_failure = f"{type(error).__name__}: {error}"
         self.reclamation.record(row, Event.FAIL, reason=self.last_policy_failure)

@@ -17,19 +17,21 @@ Row states (what attention may read, docs/substrate.md):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from vtoken.core.errors import InvariantViolation, ProtectedToken, ProtocolError, UnknownToken
-from vtoken.core.layout import blocks_after, index_in, places_in
-from vtoken.core.plan import Plan
+from vtoken.core.layout import HeldBlocks, Mask
+from vtoken.core.plan import NONE, Ints, Plan
 
-Ints = npt.NDArray[np.int64]
+PLACE_BITS = 32
+"""A token's home is one int64: its id above, its place (vtoken.core.layout) in so many low bits. So one array,
+ascending, answers which ids live and where, at 8 bytes per live token whatever the request's history."""
 
-DEAD = -1
-"""Occupant of a slot without a live token; position of a token without a slot."""
+PLACE = (1 << PLACE_BITS) - 1
+"""Mask of the place in a home."""
 
 
 class RowState(Enum):
@@ -38,15 +40,6 @@ class RowState(Enum):
     CLEAN = "clean"
     DENSE = "dense"
     HOLEY = "holey"
-
-
-def _grown(array: Ints, needed: int) -> Ints:
-    """`array`, or a copy at least twice as long, filled up with DEAD, that has `needed` entries."""
-    if needed <= len(array):
-        return array
-    bigger = np.full(max(needed, 2 * len(array)), DEAD, dtype=np.int64)
-    bigger[: len(array)] = array
-    return bigger
 
 
 class TokenTable:
@@ -61,8 +54,8 @@ class TokenTable:
     """
 
     __slots__ = (
-        "_blocks", "_n_b", "_occupant", "_position", "_touched", "block_size", "live", "protect_recent",
-        "protect_sinks", "tail", "total",
+        "_held", "_homes", "_settled", "_touched", "block_size", "live", "protect_recent", "protect_sinks", "tail",
+        "total",
     )  # fmt: skip
 
     def __init__(self, block_size: int, protect_sinks: int = 0, protect_recent: int = 0) -> None:
@@ -70,23 +63,23 @@ class TokenTable:
         self.protect_sinks = protect_sinks
         self.protect_recent = protect_recent
         self.total = self.tail = self.live = 0
-        self._blocks: Ints = np.empty(0, np.int64)
-        self._n_b: Ints = np.empty(0, np.int64)  # live tokens per held block, same order
-        self._occupant: Ints = np.full(4 * block_size, DEAD, np.int64)  # by physical position
-        self._position: Ints = np.full(4 * block_size, DEAD, np.int64)  # by token id
+        self._held = HeldBlocks(block_size)
+        self._homes: Ints = NONE  # of the live tokens, ascending, in the first `live` entries
+        self._settled = 0  # the arrays know the ids below; the others are the last of the row, all live
         self._touched = False
 
     # ---- reading ---------------------------------------------------------------------------------
 
     @property
     def blocks(self) -> Ints:
-        """Held block ids in physical order, int64 [B]. A view: do not write."""
-        return self._blocks
+        """Held block ids in physical order, int64 [B]. Do not write."""
+        return self._held.blocks
 
     @property
     def n_b(self) -> Ints:
-        """Live tokens per held block, int64 [B], maintained incrementally. A view: do not write."""
-        return self._n_b
+        """Live tokens per held block, int64 [B], maintained incrementally."""
+        self._settle()
+        return self._held.count[self._held.lines]
 
     @property
     def state(self) -> RowState:
@@ -98,17 +91,29 @@ class TokenTable:
     @property
     def waste_ratio(self) -> float:
         """F of this request (eq. 1), 0 without blocks."""
-        slots = len(self._blocks) * self.block_size
+        slots = len(self.blocks) * self.block_size
         return 1.0 - self.live / slots if slots else 0.0
 
-    def occupants(self) -> Ints:
-        """Token id (or DEAD) by block and offset, int64 [B, S]. A view: do not write."""
-        size = len(self._blocks) * self.block_size
-        return self._occupant[:size].reshape(-1, self.block_size)
+    @property
+    def nbytes(self) -> int:
+        """Host memory of the arrays, bytes."""
+        return self._held.nbytes + self._homes.nbytes
+
+    def occupants(self, index: Ints | Mask | slice = slice(None)) -> Ints:
+        """Token id (or DEAD) by block and offset, int64 [B, S]: of all blocks, or at some physical indices."""
+        self._settle()
+        return self._held.occupants(index)
+
+    def live_in_front(self, index: int, offset: int) -> int:
+        """Live tokens below `offset` in the block at physical index `index`."""
+        self._settle()
+        return self._held.live_in_front(index, offset)
 
     def live_ids(self) -> Ints:
         """Live token ids, ascending, int64 [live]."""
-        return np.flatnonzero(self._position[: self.total] >= 0)
+        self._settle()
+        ids: Ints = self._homes[: self.live] >> PLACE_BITS
+        return ids
 
     def slots_of(self, token_ids: Ints) -> Ints:
         """Slots of live tokens, int64, in the order asked (eq. 2).
@@ -117,37 +122,41 @@ class TokenTable:
             UnknownToken: an id is dead or was never registered.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
-        self._require_registered(ids)
-        position = self._position[ids]
-        if (position < 0).any():
-            raise UnknownToken(f"token {int(ids[position < 0][0])} is dead: it has no slot")
-        return self._slots_at(position)
+        index, found = self._find(ids)
+        if np.count_nonzero(found) != len(ids):
+            wrong = int(ids[~found][0])
+            if 0 <= wrong < self.total:
+                raise UnknownToken(f"token {wrong} is dead: it has no slot")
+            raise self._unknown(wrong)
+        return self._held.slots_at(self._homes[index] & PLACE)
 
     def live_slots(self) -> Ints:
         """Slots of all live tokens in logical order: what the strict reader visits, int64 [live]."""
-        return self._slots_at(self._position[self.live_ids()])
+        self._settle()
+        return self._held.slots_at(self._homes[: self.live] & PLACE)
 
-    def _slots_at(self, position: Ints) -> Ints:
-        size = self.block_size
-        return self._blocks[position // size] * size + position % size
+    def _find(self, ids: Ints) -> tuple[Ints, Mask]:
+        """Indices into `_homes` (arbitrary where not live), and which of `ids` are live."""
+        self._settle()
+        if not self.live:
+            return np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
+        homes = self._homes[: self.live]
+        index = homes.searchsorted(ids << PLACE_BITS)
+        return index, homes.take(index, mode="clip") >> PLACE_BITS == ids
+
+    def _unknown(self, token_id: int) -> UnknownToken:
+        return UnknownToken(f"token {token_id} is unknown: the request has ids 0..{self.total - 1}")
 
     # ---- growing and forgetting ------------------------------------------------------------------
 
-    def add_blocks(self, block_ids: Ints | list[int] | tuple[int, ...]) -> None:
+    def add_blocks(self, block_ids: Ints | Sequence[int]) -> None:
         """Append blocks at the physical end.
 
         Raises:
             ProtocolError: a block is held already, or is listed twice. Nothing has changed then.
         """
-        new = np.asarray(block_ids, dtype=np.int64)
-        if not len(new):
-            return
-        blocks = np.concatenate([self._blocks, new])
-        if len(np.unique(blocks)) != len(blocks):
-            raise ProtocolError(f"blocks {new.tolist()} were granted to a request that holds some of them already")
-        self._blocks = blocks
-        self._n_b = np.concatenate([self._n_b, np.zeros(len(new), np.int64)])
-        self._occupant = _grown(self._occupant, len(blocks) * self.block_size)
+        if len(block_ids):
+            self._held.add(block_ids)
 
     def sync_new_tokens(self, total_len: int) -> Ints:
         """Give token ids `total .. total_len-1` the next physical positions; their slots, int64.
@@ -159,20 +168,29 @@ class TokenTable:
         """
         count = total_len - self.total
         if count <= 0:
-            return np.empty(0, np.int64)
-        end, size = self.tail + count, self.block_size
-        if end > len(self._blocks) * size:
+            return NONE
+        first, end, size = self.tail, self.tail + count, self.block_size
+        if end > len(self._held.blocks) * size:
             raise ProtocolError(
                 f"{count} new tokens at physical tail {self.tail} need {-(-end // size)} blocks, "
-                f"{len(self._blocks)} are held"
+                f"{len(self._held.blocks)} are held"
             )
-        position = np.arange(self.tail, end)
-        self._position = _grown(self._position, total_len)
-        self._position[self.total : total_len] = position
-        self._occupant[self.tail : end] = np.arange(self.total, total_len)
-        np.add.at(self._n_b, position // size, 1)
         self.total, self.tail, self.live = total_len, end, self.live + count
-        return self._slots_at(position)
+        if count == 1:
+            return np.array((self._held.slot_of(first),))
+        self._settle()
+        return self._held.slots_at(self._homes[self.live - count : self.live] & PLACE)
+
+    def _settle(self) -> None:
+        """Tell the arrays of new tokens: at the next question, for hundreds of rows decode in every step."""
+        count = self.total - self._settled
+        if not count:
+            return
+        if self.live > len(self._homes):
+            self._homes = _resized(self._homes[: self.live - count], self.live)
+        places = self._held.settle(self.tail - count, self._settled, count)
+        self._homes[self.live - count : self.live] = np.arange(self._settled, self.total) << PLACE_BITS | places
+        self._settled = self.total
 
     def evict(self, token_ids: Ints) -> int:
         """Mark tokens dead; the number that were live. Metadata only, idempotent.
@@ -183,30 +201,45 @@ class TokenTable:
             UnknownToken: an id was never registered.
             ProtectedToken: an id is a protected sink or recent token. Nothing has changed in both cases.
         """
-        ids = np.unique(np.asarray(token_ids, dtype=np.int64))
+        ids = np.asarray(token_ids, dtype=np.int64)
+        if np.count_nonzero(ids[1:] > ids[:-1]) != len(ids) - 1:
+            ids = np.unique(ids)
         if not len(ids):
             return 0
-        self._require_registered(ids)
-        guarded = (ids < self.protect_sinks) | (ids >= self.total - self.protect_recent)
-        if guarded.any():
+        self._require_evictable(ids)
+        index, found = self._find(ids)
+        if np.count_nonzero(found) != len(ids):
+            index = index[found]
+        if len(index):
+            self._held.vacate(self._homes[index] & PLACE)
+            self._drop(index)
+            self._touched = True
+        return len(index)
+
+    def _require_evictable(self, ids: Ints) -> None:
+        """`ids` ascending: none unknown, none protected."""
+        first, last = int(ids[0]), int(ids[-1])
+        if first < 0 or last >= self.total:
+            raise self._unknown(first if first < 0 else int(ids[ids >= self.total][0]))
+        if first < self.protect_sinks or last >= self.total - self.protect_recent:
+            guarded = first if first < self.protect_sinks else int(ids[ids >= self.total - self.protect_recent][0])
             raise ProtectedToken(
-                f"token {int(ids[guarded][0])} of {self.total} is protected (protect_sinks = "
+                f"token {guarded} of {self.total} is protected (protect_sinks = "
                 f"{self.protect_sinks}, protect_recent = {self.protect_recent})"
             )
-        position = self._position[ids]
-        dying = position >= 0
-        position = position[dying]
-        self._position[ids[dying]] = DEAD
-        self._occupant[position] = DEAD
-        np.subtract.at(self._n_b, position // self.block_size, 1)
-        self.live -= len(position)
-        self._touched |= len(position) > 0
-        return len(position)
 
-    def _require_registered(self, ids: Ints) -> None:
-        bad = (ids < 0) | (ids >= self.total)
-        if bad.any():
-            raise UnknownToken(f"token {int(ids[bad][0])} is unknown: the request has ids 0..{self.total - 1}")
+    def _drop(self, index: Ints) -> None:
+        """Close the gaps that the tokens at these ascending indices leave in `_homes`."""
+        homes, first, last = self._homes, index.item(0), index.item(-1) + 1
+        gaps = np.zeros(last - first, bool)
+        gaps[index - first] = True
+        between = homes[first:last][~gaps]
+        left, live = first + len(between), self.live - len(index)
+        homes[first:left] = between
+        homes[left:live] = homes[last : self.live]
+        self.live = live
+        if 2 * live < len(homes):
+            self._homes = _resized(homes[:live], live)
 
     # ---- relocation ------------------------------------------------------------------------------
 
@@ -218,40 +251,24 @@ class TokenTable:
 
         Raises:
             ProtocolError: the plan does not fit this table (a source is gone). Nothing has changed.
+            InvariantViolation: a live token would be lost (I1). Nothing has changed.
         """
-        after = blocks_after(self._blocks, plan)
-        origin = index_in(self._blocks, after)
-        alive = self._alive(plan)
-        layout = np.full((len(after), self.block_size), DEAD, np.int64)
-        layout[origin >= 0] = self.occupants()[origin[origin >= 0]]
-        flat = layout.reshape(-1)
-        source = places_in(after, plan.src_slots[alive], self.block_size)
-        target = places_in(after, plan.dst_slots[alive], self.block_size)
-        if (target < 0).any() or (flat[target] >= 0).any() or len(np.unique(target)) != len(target):
-            raise ProtocolError(f"a plan of {len(target)} moves writes over live tokens or outside the request")
-        flat[source[source >= 0]] = DEAD
-        flat[target] = plan.token_ids[alive]
-        self._install(after, flat, plan.tail_after(self.tail, self.block_size))
-
-    def _alive(self, plan: Plan) -> npt.NDArray[np.bool_]:
-        """Which of the plan's tokens are still live; they must lie where the plan was made."""
-        position = self._position[plan.token_ids]
-        alive = position >= 0
-        if (self._slots_at(position[alive]) != plan.src_slots[alive]).any():
+        ids, src, dst = plan.token_ids, plan.src_slots, plan.dst_slots
+        index, alive = self._find(ids)
+        if np.count_nonzero(alive) != len(ids):
+            index, ids, src, dst = index[alive], ids[alive], src[alive], dst[alive]
+        source = self._homes[index] & PLACE
+        if np.count_nonzero(self._held.slots_at(source) == src) != len(src):
             raise ProtocolError("a plan moves a token that no longer lies where the plan was made")
-        return alive
-
-    def _install(self, blocks: Ints, flat: Ints, tail: int) -> None:
-        taken = np.flatnonzero(flat >= 0)
-        if len(taken) != self.live or (len(taken) and taken[-1] >= tail):
-            raise InvariantViolation(f"I1: {self.live} live tokens before a plan, {len(taken)} after, tail {tail}")
-        self._blocks = blocks
-        self._occupant = _grown(flat, len(flat))
-        self._position[: self.total] = DEAD
-        self._position[flat[taken]] = taken
-        self._n_b = (flat.reshape(-1, self.block_size) >= 0).sum(axis=1)
+        tail = plan.tail_after(self.tail, self.block_size)
+        layout = self._held.laid_out(plan, ids, source, dst, tail)
+        self._held.install(layout, plan.consumed)
+        self._homes[index] = ids << PLACE_BITS | layout.target
         self.tail = tail
         self._touched = True
+        if 2 * len(self._held.free) > len(self._held.lines):
+            homes = self._homes[: self.live]
+            homes += self._held.renumber(homes & PLACE) - (homes & PLACE)
 
     # ---- invariants ------------------------------------------------------------------------------
 
@@ -261,21 +278,36 @@ class TokenTable:
         Raises:
             InvariantViolation: with the contradiction and the numbers.
         """
-        occupant = self._occupant[: len(self._blocks) * self.block_size]
-        taken = np.flatnonzero(occupant >= 0)
-        ids = self.live_ids()
-        checks = {
-            "I2: a block is held twice": len(np.unique(self._blocks)) == len(self._blocks),
-            "I2: a token has two slots": len(np.unique(occupant[taken])) == len(taken),
-            "I1: live count": self.live == len(ids) == len(taken),
-            "I2: occupant and position disagree": bool((occupant[self._position[ids]] == ids).all()),
-            "n_b": bool(((occupant.reshape(-1, self.block_size) >= 0).sum(axis=1) == self._n_b).all()),
-            "a live token lies behind the tail": not len(taken) or int(taken[-1]) < self.tail,
-            "the tail lies outside the held blocks": self.tail <= len(occupant),
-        }
-        broken = [name for name, holds in checks.items() if not holds]
+        broken = [name for name, holds in self._checks().items() if not holds]
         if broken:
             raise InvariantViolation(
                 f"{'; '.join(broken)} (total {self.total}, live {self.live}, tail {self.tail}, "
-                f"blocks {self._blocks.tolist()}, n_b {self._n_b.tolist()})"
+                f"blocks {self.blocks.tolist()}, n_b {self.n_b.tolist()})"
             )
+
+    def _checks(self) -> dict[str, bool]:
+        """Statements that must hold, by name."""
+        self._settle()
+        occupant = self.occupants().reshape(-1)
+        taken = np.flatnonzero(occupant >= 0)
+        homes = self._homes[: self.live]
+        ids = np.concatenate(([-1], homes >> PLACE_BITS, [self.total]))
+        return {
+            **self._held.checks(),
+            "I1: live count is not that of the occupied slots": self.live == len(homes) == len(taken),
+            "I2: a token has two slots": len(np.unique(occupant[taken])) == len(taken),
+            "the live ids do not ascend below the total": bool((ids[1:] > ids[:-1]).all()),
+            "I2: occupant and home disagree": self._at_home(homes),
+            "a live token lies behind the tail": not len(taken) or int(taken[-1]) < self.tail,
+            "the tail lies outside the held blocks": self.tail <= len(occupant),
+        }
+
+    def _at_home(self, homes: Ints) -> bool:
+        return bool((self._held.occupant.take(homes & PLACE, mode="clip") == homes >> PLACE_BITS).all())
+
+
+def _resized(array: Ints, needed: int) -> Ints:
+    """A copy of `array` with room for `needed` entries and a sixteenth more."""
+    bigger = np.empty(needed + needed // 16 + 1, np.int64)
+    bigger[: len(array)] = array
+    return bigger

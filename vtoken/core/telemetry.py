@@ -38,6 +38,7 @@ class Snapshot:
         moves_total: tokens relocated. moved_bytes_total: their K/V bytes, all layers.
         copies_total, copy_seconds_total: copy calls and the time in them.
         copy_waits_total: evacuations whose copy the engine waited for (memory was urgent, or `forced_sync`).
+        score_bytes: memory of the queries that are kept for policies which need attention.
         held_requests: waiting requests held back until the reserve is refilled.
         holds_expired_total: requests let go after `hold_seconds` although the reserve was still short.
         blocks_released_total: blocks given back to the allocator while their request lived.
@@ -64,6 +65,7 @@ class Snapshot:
     reclaimable_blocks: int = 0
     inflight_plans: int = 0
     degraded: int = 0
+    score_bytes: int = 0
     running_requests: int = 0
     waiting_requests: int = 0
     held_requests: int = 0

@@ -23,6 +23,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vtoken.core.config import Reader
 from vtoken.core.rows import Row
 from vtoken.core.table import RowState
+from vtoken.device.scorer import ObservedStep
 from vtoken.device.strict_reader import StrictRows, attend
 from vtoken.engine import session
 from vtoken.engine.spec import VTokenSpec
@@ -58,10 +59,12 @@ class VTokenCPUMetadata(CPUAttentionMetadata):
     Attributes:
         strict: those rows, or None.
         native: whether any row is left for the engine's own kernel.
+        observed: the tokens whose attention is to be known, or None.
     """
 
     strict: StrictRows | None = None
     native: bool = True
+    observed: ObservedStep | None = None
 
 
 class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
@@ -85,7 +88,9 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             self._write_slots(common, rows, changed, starts)
             common = self._physical(common, rows, changed, set(strict), starts)
         built = super().build(common_prefix_len, common, fast_build)
-        return _with_strict(built, [rows[i] for i in strict], starts, strict, len(strict) < len(rows))
+        metadata = _with_strict(built, [rows[i] for i in strict], starts, strict, len(strict) < len(rows))
+        metadata.observed = substrate.scorer.plan(rows, starts)
+        return metadata
 
     def _write_slots(
         self, common: CommonAttentionMetadata, rows: list[Row], changed: list[int], starts: np.ndarray
@@ -129,13 +134,24 @@ def _with_strict(
 
 
 class VTokenCPUImpl(CPUAttentionBackendImpl):
-    """vLLM's implementation; the strict reader then serves its rows."""
+    """vLLM's implementation; the strict reader then serves its rows, and the scorer looks at its queries."""
 
     def forward(
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
         attn_metadata: CPUAttentionMetadata | None, output: torch.Tensor, *args: Any, **kwargs: Any,
     ) -> torch.Tensor:  # fmt: skip
         """As in vLLM: query [tokens, heads, D]; the result is written into `output`."""
+        result = self._attend(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        observed = getattr(attn_metadata, "observed", None)
+        if observed is not None and session.current().scorer.observes(layer.layer_name):
+            asked = query.view(-1, self.num_heads, self.head_size)
+            session.current().scorer.observe(layer.layer_name, asked, self.scale, observed)
+        return result
+
+    def _attend(
+        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None, output: torch.Tensor, *args: Any, **kwargs: Any,
+    ) -> torch.Tensor:  # fmt: skip
         if not isinstance(attn_metadata, VTokenCPUMetadata) or attn_metadata.strict is None:
             result: torch.Tensor = super().forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs

@@ -122,6 +122,22 @@ class EngineService:
         usable = max(0, (cache.num_gpu_blocks or 0) - 1)  # less vLLM's null block
         return replace(last, block_size_tokens=cache.block_size, capacity_blocks=usable, free_blocks=usable)
 
+    async def explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
+        """What the engine's worker has decided about a request, and why; the engine ends its step first.
+
+        Args:
+            request_id: `id` of an answer, or the engine's own id from a log.
+
+        Returns:
+            Engine id -> entries of vtoken.core.history as mappings, oldest first; several prompts, or n > 1, are
+            several engine requests. Empty if nothing is on record.
+
+        Raises:
+            EngineDeadError: the engine has ended. If it ends during the call, vLLM never answers: set a time limit.
+        """
+        workers = await self._engine.collective_rpc("vtoken_explain", args=(request_id,))
+        return workers[0]  # type: ignore[no-any-return]  # the workers of one engine decide alike
+
     async def check_health(self) -> None:
         """Fails when the engine loop is dead; a busy engine is healthy.
 

@@ -26,6 +26,7 @@ from vtoken.core.rows import Row, Step
 from vtoken.core.shard import Shard
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.device.copy_engine import CopyEngine, Ticket
+from vtoken.device.scorer import AttentionScorer
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,9 @@ class Substrate:
         """`batch()` gives the request ids in the order in which the runner has arranged the step."""
         self.config = config
         self.batch = batch
-        self.shard = Shard(config, block_size)  # no step ahead: the matrix refuses asynchronous scheduling
+        self.scorer = AttentionScorer(config.score_layers, config.score_window)
+        # No step ahead: the matrix refuses asynchronous scheduling.
+        self.shard = Shard(config, block_size, scores=self.scorer)
         self.copies = copies
         self._flights: list[_Flight] = []
         self._steps = 0
@@ -72,6 +75,7 @@ class Substrate:
         """Take the engine's K/V tensors, by layer name; once, at start-up."""
         self.copies.bind(caches)
         self.copies.start()
+        self.scorer.bind(caches)
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -211,11 +215,12 @@ class Substrate:
             "move_checks_total": self._checks,
             "move_check_failures_total": self._failures,
             "copy_waits_total": self._waits,
+            "score_bytes": self.scorer.bytes,
             "substrate_seconds_total": self._seconds,
         }
 
     def explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
-        """The recorded decisions, JSON-ready, of every request whose engine id begins with `request_id`."""
+        """The recorded decisions, JSON-ready, of every request that was made of this one; see History.matching."""
         return {name: [to_mapping(entry) for entry in entries]
                 for name, entries in self.shard.history.matching(request_id)}  # fmt: skip
 

@@ -119,7 +119,7 @@ class VTokenCPUWorker(CPUWorker):
         return {**self.substrate.statistics(), **occupancy(shard.rows.values(), shard.block_size)}
 
     def vtoken_explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
-        """Recorded decisions of the requests whose engine id begins so; see vtoken.core.history."""
+        """See Substrate.explain."""
         return self.substrate.explain(request_id)
 
     def vtoken_rows(self) -> dict[str, dict[str, Any]]:
