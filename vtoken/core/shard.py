@@ -103,7 +103,7 @@ class Shard:
         for row_step in self._step.rows:
             row = self.rows[row_step.request_id]
             if self.scores is not None and self.scores.overdue(row.request_id):
-                self._observe(row, self.scores)
+                self.observe(row)
             decoding = row_step.scheduled_tokens == 1  # so the steps planned ahead bring one token each, too
             if decoding and self._may_evict(row) and row.forgetting.due(row.table) and self._forget(row):
                 plans += self._in_stream(row, 1 + self.steps_ahead)
@@ -160,6 +160,12 @@ class Shard:
             elif row.deferral is Deferral.RESERVE_SHORT:
                 self._to_check[row.request_id] = None  # as it is, once the reserve has been refilled
         return plans
+
+    def observe(self, row: Row) -> None:
+        """Take over the attention of the row's queries that were not counted yet."""
+        if self.scores is not None:
+            for seen in self.scores.drain(row.request_id, row.table):
+                row.attention.observe(seen)
 
     def commit(self, row: Row, plan: Plan) -> None:
         """The plan's bytes have landed: switch the table, remember what to report."""
@@ -307,13 +313,8 @@ class Shard:
             return None
         if row.needs is Needs.KEYS:
             return Scores(keys=self.scores.keys(row.table))
-        self._observe(row, self.scores)
+        self.observe(row)
         return Scores(attention=row.attention) if row.attention.queries else None
-
-    @staticmethod
-    def _observe(row: Row, scores: ScoreSource) -> None:
-        for seen in scores.drain(row.request_id, row.table):
-            row.attention.observe(seen)
 
     def _replace_policy(self, row: Row, error: Exception) -> None:
         """Keep all tokens from now on; where the memory was planned for eviction, forget the oldest instead."""

@@ -23,6 +23,7 @@ from vtoken.core.history import to_mapping
 from vtoken.core.occupancy import occupancy
 from vtoken.core.plan import NONE, Ints, Plan
 from vtoken.core.rows import Row, Step
+from vtoken.core.scores import Needs
 from vtoken.core.shard import Shard
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.device.copy_engine import CopyEngine, Ticket
@@ -218,6 +219,16 @@ class Substrate:
             "score_bytes": self.scorer.bytes,
             "substrate_seconds_total": self._seconds,
         }
+
+    def attention(self) -> dict[str, dict[str, Any]]:
+        """Attention mass of all live tokens up to now, JSON-ready, by request whose policy needs it."""
+        found = {}
+        for name, row in self.shard.rows.items():
+            if row.needs is Needs.ATTENTION:
+                self.shard.observe(row)
+                scores = row.attention.of(row.table.live_ids())
+                found[name] = {"queries": scores.queries, "total": scores.total.tolist()}
+        return found
 
     def explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
         """The recorded decisions, JSON-ready, of every request that was made of this one; see History.matching."""

@@ -122,6 +122,10 @@ class VTokenCPUWorker(CPUWorker):
         """See Substrate.explain."""
         return self.substrate.explain(request_id)
 
+    def vtoken_attention(self) -> dict[str, dict[str, Any]]:
+        """See Substrate.attention. For tests."""
+        return self.substrate.attention()
+
     def vtoken_rows(self) -> dict[str, dict[str, Any]]:
         """Per request: live token ids, held blocks, tail, row state. For tests."""
         return {
