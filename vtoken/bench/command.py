@@ -45,6 +45,7 @@ def _soak(arguments: argparse.Namespace, console: Console) -> Outcome:
 
 
 BENCHMARKS: dict[str, tuple[str, Benchmark]] = {
+    "bookkeeping": ("Q9: tables, policies and plans per step, by tracked requests; no engine", _of("bookkeeping")),
     "copy": ("the copy engine against a plain copy of as many bytes", _of("copies")),
     "frontier": ("Q4: the largest concurrency without a preemption, at a fixed block budget", _of("frontier")),
     "idle": ("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
