@@ -4,7 +4,9 @@ import asyncio
 import os
 import subprocess
 import sys
+import uuid
 
+from vtoken.core.history import Entry, Event, History, to_mapping
 from vtoken.core.telemetry import Snapshot
 
 STEP_S = 0.01
@@ -14,6 +16,7 @@ STEP_S = 0.01
 class FakeEngine:
     def __init__(self, served_name):
         self._name, self._running = served_name, 0
+        self._history = History()
         self._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
     @classmethod
@@ -21,6 +24,8 @@ class FakeEngine:
         return cls(served_name)
 
     async def chat(self, body):
+        request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._history.record(f"{request_id}-{uuid.uuid4().hex[:8]}", Entry(1, Event.BEGIN))
         self._running += 1
         try:
             for _ in range(body["max_tokens"]):
@@ -28,12 +33,17 @@ class FakeEngine:
                 await asyncio.sleep(STEP_S)
         finally:
             self._running -= 1
-        return {"object": "chat.completion", "engine_pid": self._process.pid, "served_by": os.getpid()}
+        served = {"engine_pid": self._process.pid, "served_by": os.getpid()}
+        return {"id": request_id, "object": "chat.completion", **served}
 
     completion = chat
 
     async def models(self):
         return {"object": "list", "data": [{"id": self._name}]}
+
+    async def explain(self, request_id):
+        await self.check_health()
+        return {name: list(map(to_mapping, entries)) for name, entries in self._history.matching(request_id)}
 
     def snapshot(self):
         return Snapshot(block_size_tokens=16, capacity_blocks=1000, free_blocks=1000, running_requests=self._running)

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI, RateLimitError
 
+from vtoken.core.history import Event, from_mapping
+
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]
@@ -127,6 +129,39 @@ def test_a_request_may_choose_to_keep_everything(fleet, client):
     ask(client, max_tokens=140, extra_body={"ignore_eos": True, "vtoken": {"policy": "none"}})
     fleet.await_running(0)
     assert fleet.total("tokens_evicted_total") == before
+
+
+def test_explain_tells_what_was_decided_about_a_request(fleet, client):
+    """Both answers of one request: their records account for every token and block."""
+    before = fleet.total("tokens_evicted_total"), fleet.total("blocks_released_total")
+    answer = ask(client, n=2, max_tokens=200, extra_body={"ignore_eos": True})
+    fleet.await_all_back(timeout_s=5.0)
+    told = fleet.http.get(f"/v1/vtoken/requests/{answer.id}").json()
+    assert told["request_id"] == answer.id
+    assert told["replica_id"] in {replica["replica_id"] for replica in fleet.replicas()}
+    assert len(told["requests"]) == 2
+    evicted = released = 0
+    for engine_id, raw in told["requests"].items():
+        assert answer.id in engine_id
+        record = [from_mapping(entry) for entry in raw]
+        assert (record[0].event, record[-1].event) == (Event.BEGIN, Event.END)
+        assert {Event.EVICT, Event.FILL} <= {entry.event for entry in record}
+        forgotten = sum(entry.tokens for entry in record if entry.event is Event.EVICT)
+        assert forgotten == record[-1].total - record[-1].live
+        assert all(entry.live <= 128 for entry in record if entry.event is Event.EVICT)
+        assert all(entry.live <= 16 * entry.blocks for entry in record)
+        evicted += forgotten
+        released += sum(entry.released for entry in record)
+    assert fleet.total("tokens_evicted_total") == before[0] + evicted
+    assert fleet.total("blocks_released_total") == before[1] + released > before[1]
+
+    command = [sys.executable, "-m", "vtoken.cli", "explain", "--address", fleet.url]
+    shown = subprocess.run([*command, answer.id], capture_output=True, text=True, timeout=60, check=True)
+    entries = [str(from_mapping(entry)) for raw in told["requests"].values() for entry in raw]
+    assert [line.strip() for line in shown.stdout.splitlines() if line.startswith(" ")] == entries
+
+    unknown = fleet.http.get("/v1/vtoken/requests/chatcmpl-0")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_not_found")
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])

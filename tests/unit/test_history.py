@@ -27,11 +27,20 @@ def test_the_same_deferral_again_is_counted_not_listed() -> None:
 
 def test_an_id_that_the_engine_has_lengthened_is_found() -> None:
     history = History()
-    history.record("chat-1-a3f", Entry(1, Event.BEGIN))
-    history.record("chat-2-b77", Entry(1, Event.BEGIN))
-    assert [name for name, _ in history.matching("chat-1")] == ["chat-1-a3f"]
-    assert "begin" in history.story("chat-2-b77")
-    assert history.story("chat-3") == "no decision is on record"
+    names = ["chat-a-0123abcd", "chat-ab-0123abcd", "0_chat-b-4567abcd", "1_chat-b-4567abcd", "cmpl-c-0-89ab4567"]
+    for name in names:
+        history.record(name, Entry(1, Event.BEGIN))
+
+    def found(request_id: str) -> list[str]:
+        return [name for name, _ in history.matching(request_id)]
+
+    assert found("chat-a") == ["chat-a-0123abcd"]
+    assert found("chat-b") == ["0_chat-b-4567abcd", "1_chat-b-4567abcd"]
+    assert found("cmpl-c") == ["cmpl-c-0-89ab4567"]
+    assert all(name in found(name) for name in names)
+    assert [found(part) for part in ("", "c", "chat", "chat-", "chat-c", ".*")] == [[]] * 6
+    assert "begin" in history.story("chat-a-0123abcd")
+    assert history.story("chat-a") == "no decision is on record"
 
 
 def test_entries_survive_the_wire() -> None:

@@ -6,15 +6,17 @@ from dataclasses import asdict
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.requests import Request
 
+from tests.integration.fake_engine import FakeEngine
 from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import FleetRules, FleetSnapshot
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RoutingTunables
 from vtoken.serving.front import Front, error_response, reply_of
+from vtoken.serving.replica import EngineReplica
 from vtoken.serving.settings import DeploymentSettings
 
 BUDGET = PolicyOptions("streaming_llm", budget_tokens=256)
@@ -229,3 +231,121 @@ def test_the_routers_get_the_budget_of_a_request():
 def test_nobody_fresh_is_not_ready():
     service, _ = front([])
     assert asyncio.run(service.ready()).status_code == 503
+
+
+# ---- The record of a request -----------------------------------------------------------------------------------------
+
+
+class Broadcast:
+    """Stands for a handle's broadcast: every replica is asked, and a failure is an answer."""
+
+    def __init__(self, replicas, error=None):
+        self.replicas, self.error, self.calls = replicas, error, []
+
+    def options(self, **_options):
+        return self
+
+    def broadcast(self, method, *arguments):
+        self.calls = [getattr(replica, method)(*arguments) for replica in self.replicas]
+        return self
+
+    async def results_async(self, *, timeout_s, return_exceptions):
+        answers = await asyncio.gather(*self.calls, return_exceptions=return_exceptions)
+        if self.error is not None:
+            raise self.error
+        return answers
+
+
+class BareReplica(EngineReplica):
+    """A replica without Serve around it."""
+
+    def __init__(self, replica_id, engine):
+        self._replica_id, self._service = replica_id, engine
+
+    def __del__(self):
+        pass
+
+
+async def replicas_of_fakes(count):
+    engines = [await FakeEngine.start("model", "m", None, {}) for _ in range(count)]
+    return [BareReplica(f"r{i}", engine) for i, engine in enumerate(engines)], engines
+
+
+def explained(scenario, error=None):
+    """What the ingress answers about the id that `scenario(engines)` gives: status, body, headers."""
+
+    async def ask():
+        replicas, engines = await replicas_of_fakes(2)
+        try:
+            request_id = await scenario(engines)
+            handle = Broadcast(replicas, error)
+            service = Front(handle, DeploymentSettings(model="x", served_model_name="m"), FakeController())
+            response = await service.explain(request_id)
+            return request_id, response.status_code, json.loads(response.body), response.headers, handle.calls
+        finally:
+            for engine in engines:
+                await engine.shutdown()
+
+    return asyncio.run(ask())
+
+
+async def served_by_the_second(engines):
+    return (await engines[1].chat({"max_tokens": 1}))["id"]
+
+
+async def served_by_a_dead_one(engines):
+    request_id = await served_by_the_second(engines)
+    await engines[1].shutdown()
+    return request_id
+
+
+async def served_beside_a_dead_one(engines):
+    await engines[0].shutdown()
+    return await served_by_the_second(engines)
+
+
+@pytest.mark.parametrize("scenario", [served_by_the_second, served_beside_a_dead_one])
+def test_the_record_of_a_request_comes_from_the_replica_that_has_it(scenario):
+    request_id, status, body, _, calls = explained(scenario)
+    assert (status, body["request_id"], body["replica_id"], len(calls)) == (200, request_id, "r1", 2)
+    ((engine_id, entries),) = body["requests"].items()
+    assert engine_id.startswith(request_id)
+    assert [entry["event"] for entry in entries] == ["begin"]
+
+
+def test_a_request_of_which_nobody_has_a_record_is_a_404():
+    async def unknown(_engines):
+        return "chatcmpl-0"
+
+    _, status, body, _, _ = explained(unknown)
+    assert (status, body["error"]["type"], body["error"]["code"]) == (404, "not_found_error", "request_not_found")
+
+
+def test_a_request_is_not_called_unknown_while_a_replica_is_silent():
+    _, status, body, headers, _ = explained(served_by_a_dead_one)
+    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "not_answered", "1")
+
+
+@pytest.mark.parametrize("error", [TimeoutError("hangs"), DeploymentUnavailableError("engine")])
+def test_a_fleet_that_does_not_answer_about_a_request_is_a_503(error):
+    _, status, body, _, _ = explained(served_by_the_second, error)
+    assert (status, body["error"]["code"]) == (503, "not_answered")
+
+
+@pytest.mark.parametrize("request_id", ["", "a b", "-a", "../fleet", "a" * 129, "a\n", "\u00e4", "%2e"])
+def test_what_is_no_id_of_a_request_reaches_no_replica(request_id):
+    async def given(_engines):
+        return request_id
+
+    _, status, body, _, calls = explained(given)
+    assert (status, body["error"]["param"], calls) == (400, "request_id", [])
+
+
+def test_an_engine_that_never_answers_about_a_request_is_given_up(monkeypatch):
+    class Silent:
+        async def explain(self, _request_id):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("vtoken.serving.replica.EXPLAIN_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutError):
+        asyncio.run(BareReplica("r0", Silent()).explain("chatcmpl-0"))

@@ -19,10 +19,12 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from vtoken.core.fleet import FleetSnapshot
+from vtoken.core.history import REQUESTS_KEPT
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RoutingTunables, is_fresh
 from vtoken.serving.controller import ControllerClient
-from vtoken.serving.limits import check_request, hint_for, parse_body, read_body
+from vtoken.serving.limits import check_request, check_request_id, hint_for, parse_body, read_body
+from vtoken.serving.replica import EXPLAIN_TIMEOUT_S
 from vtoken.serving.settings import DeploymentSettings
 
 logger = logging.getLogger("ray.serve")
@@ -30,6 +32,10 @@ logger = logging.getLogger("ray.serve")
 MODELS_TIMEOUT_S = 10.0
 NOT_READY = ErrorReply(503, "No replica is ready yet; see /ready.", None, "not_ready", 5)
 NO_CONTROLLER = ErrorReply(503, "The controller does not answer; it restarts by itself.", None, "no_controller", 2)
+
+
+BROADCAST_TIMEOUT_S = EXPLAIN_TIMEOUT_S + 2.0
+"""Above the replicas' own limit, so that one whose engine is slow does not cost the answers of the others."""
 
 
 def error_response(reply: ErrorReply) -> JSONResponse:
@@ -55,6 +61,21 @@ def reply_of(error: BaseException, retry_after_s: float) -> ErrorReply:
     if isinstance(cause, DeploymentUnavailableError | ReplicaUnavailableError | RayActorError):
         return replica_lost(retry_after_s)
     return ErrorReply(500, "The engine failed on this request; the server's log has the details.", code="engine")
+
+
+def unknown_request(request_id: str) -> ErrorReply:
+    """Every replica was asked about a request, and none has a decision on record."""
+    message = (
+        f"No decision about request {request_id!r} is on record. It is unknown, its policy evicts nothing, its replica "
+        f"is gone, or {REQUESTS_KEPT} requests have begun there since. Ask by the `id` of an answer."
+    )
+    return ErrorReply(404, message, "request_id", "request_not_found")
+
+
+def not_answered(request_id: str, retry_after_s: float) -> ErrorReply:
+    """A replica that may know the request did not answer."""
+    message = f"Not every replica answered, and none that did knows request {request_id!r}; see /ready, and try again."
+    return ErrorReply(503, message, None, "not_answered", retry_after_s)
 
 
 def error_event(reply: ErrorReply) -> str:
@@ -144,6 +165,25 @@ class Front:
             "heartbeats_rejected_total": dict(view.rejected_total),
             "router": dict(view.tunables),
         })  # fmt: skip
+
+    async def explain(self, request_id: str) -> Response:
+        """What was decided about a request, asked of all replicas: which one served it is not kept here."""
+        refusal = check_request_id(request_id)
+        if refusal is not None:
+            return error_response(refusal)
+        try:
+            broadcast = self._engine.broadcast("explain", request_id)
+            answers = await broadcast.results_async(timeout_s=BROADCAST_TIMEOUT_S, return_exceptions=True)
+        except Exception as error:  # noqa: BLE001  # no replica could be asked, or one hangs as a whole
+            answers = [error]
+        for answer in answers:
+            if isinstance(answer, dict) and answer["requests"]:
+                return JSONResponse({"request_id": request_id, **answer})
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures:
+            logger.warning("request %s: %d replicas did not answer: %r", request_id, len(failures), failures[0])
+            return error_response(not_answered(request_id, self._settings.limits.retry_after_s))
+        return error_response(unknown_request(request_id))
 
     async def _view(self) -> FleetSnapshot | None:
         with contextlib.suppress(Exception):

@@ -87,3 +87,8 @@ class Ingress:
     async def fleet(self) -> Response:
         """The fleet, in the dashboards' words."""
         return await self._front.fleet()
+
+    @app.get("/v1/vtoken/requests/{request_id}")
+    async def explain(self, request_id: str) -> Response:
+        """What was decided about a request, and why."""
+        return await self._front.explain(request_id)

@@ -6,6 +6,7 @@ What the model's own limits say (prompt length, sampling ranges) is the engine's
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -20,6 +21,18 @@ BYTES_PER_TOKEN = 4
 DRAIN_FACTOR = 32
 """An oversized body is read to its end (and thrown away) up to this many times the limit, so that clients that
 send first and read later see the 413 instead of a reset connection."""
+
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+"""Ids that a request may be asked about by."""
+
+
+def check_request_id(request_id: str) -> ErrorReply | None:
+    """Refuses what can't be the id of a request; what passes may stand in a path as it is."""
+    if REQUEST_ID.fullmatch(request_id):
+        return None
+    allowed = "1 to 128 letters, digits and . _ : -, the first a letter or digit"
+    return ErrorReply(400, f"The request id is not valid: allowed is {allowed}.", "request_id", "invalid_value")
 
 
 async def read_body(chunks: AsyncIterator[bytes], declared: str | None, max_bytes: int) -> bytes | ErrorReply:

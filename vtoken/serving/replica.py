@@ -29,6 +29,9 @@ logger = logging.getLogger("ray.serve")
 LOOK_S = 0.02
 """How often the snapshot is compared with the last one sent; costs a few microseconds."""
 
+EXPLAIN_TIMEOUT_S = 8.0
+"""Longest wait for the engine's answer; it answers between two steps."""
+
 
 class EngineServiceProtocol(Protocol):
     """What a replica needs of an engine; implemented by vtoken.engine.service.EngineService."""
@@ -47,6 +50,10 @@ class EngineServiceProtocol(Protocol):
 
     def snapshot(self) -> Snapshot:
         """The last snapshot."""
+        ...
+
+    async def explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
+        """See EngineService.explain."""
         ...
 
     async def check_health(self) -> None:
@@ -135,6 +142,16 @@ class EngineReplica:
     async def models(self) -> dict[str, Any]:
         """The models this replica serves, as OpenAI's list object."""
         return await self._service.models()
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """What this replica's engine has on record about a request: `replica_id`, and `requests`, empty if nothing.
+
+        Raises:
+            TimeoutError: the engine did not answer within EXPLAIN_TIMEOUT_S.
+            Exception: whatever a dead engine raises.
+        """
+        requests = await asyncio.wait_for(self._service.explain(request_id), EXPLAIN_TIMEOUT_S)
+        return {"replica_id": self._replica_id, "requests": requests}
 
     async def check_health(self) -> None:
         """Serve's health check: fails when the engine is dead, not when it is busy."""

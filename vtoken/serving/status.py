@@ -39,14 +39,27 @@ WIDE_AT = 150
 
 
 class StatusError(VTokenError):
-    """The fleet cannot be asked; the message says where and why."""
+    """A server can't be asked, or refuses; the message says where and why.
+
+    Attributes:
+        code: of the server's error object, or None.
+    """
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    parser.add_argument("--address", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    add_address(parser)
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks")
     parser.add_argument("--once", action="store_true", help="print one table and end")
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Declare `--address`, the same for every subcommand that asks a server."""
+    parser.add_argument("--address", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,18 +87,35 @@ def fetch(client: httpx.Client) -> dict[str, Any]:
     """The fleet's JSON.
 
     Raises:
-        StatusError: no answer, or not a fleet's.
+        StatusError: see `ask`.
+    """
+    return ask(client, "/v1/vtoken/fleet", "replicas", list)
+
+
+def ask(client: httpx.Client, path: str, key: str, kind: type) -> dict[str, Any]:
+    """The JSON object at a path of a vToken server.
+
+    Args:
+        client: of the server.
+        path: below its address.
+        key: what the object must have; a stranger's answer is told by it.
+        kind: type of the value there.
+
+    Raises:
+        StatusError: no answer, an error object, or a stranger's answer.
     """
     try:
-        response = client.get("/v1/vtoken/fleet")
+        response = client.get(path)
         body = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise StatusError(f"no fleet at {client.base_url}: {error}. Name the server with --address.") from None
-    if not isinstance(body, dict) or not isinstance(body.get("replicas"), list):
-        raise StatusError(
-            f"{client.base_url} answered {response.status_code} {str(body)[:200]}; is it a vToken server?"
-        )
-    return body
+    if isinstance(body, dict) and isinstance(body.get(key), kind):
+        return body
+    answered = f"{client.base_url} answered {response.status_code}"
+    refusal = body.get("error") if isinstance(body, dict) else None
+    if isinstance(refusal, dict) and isinstance(refusal.get("message"), str):
+        raise StatusError(f"{answered}: {refusal['message'][:500]}", refusal.get("code"))
+    raise StatusError(f"{answered} {str(body)[:200]}; is it a vToken server?")
 
 
 def _next(client: httpx.Client, wide: bool) -> RenderableType:
