@@ -120,3 +120,18 @@ def test_a_policy_is_one_class_with_one_method_in_at_most_fifty_lines(point) -> 
     methods = [node.name for node in classes[0].body if isinstance(node, ast.FunctionDef)]
     assert methods == ["select"]
     assert len(inspect.getsource(module).splitlines()) <= 50
+
+
+class Shy:
+    def select(self, view: RequestView) -> np.ndarray:
+        return view.candidates[-1:]
+
+
+def test_a_policy_that_forgets_too_little_is_topped_up_where_memory_is_planned_for_the_target() -> None:
+    for between, live in ((False, 63), (True, 40)):
+        table = TokenTable(16)
+        grow(table, 64)
+        options = PolicyOptions("random", 40, protect_sinks=2, protect_recent=4, between_chunks=between)
+        table.evict(Forgetting(options, 10, 0).choose(table, Shy()))
+        assert table.live == live
+        assert 59 not in table.live_ids()

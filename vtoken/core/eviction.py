@@ -85,7 +85,15 @@ class Forgetting:
                 f"policy {self.options.policy!r} chose {len(chosen)} tokens, {excess} were asked for, "
                 f"of {len(candidates)} candidates"
             )
-        return chosen
+        return _topped_up(chosen, candidates, excess) if self.options.between_chunks else chosen
+
+
+def _topped_up(chosen: Ints, candidates: Ints, excess: int) -> Ints:
+    """`chosen`, and the oldest other candidates up to `excess`: where memory is planned for the target, a policy
+    may not leave more tokens than that.
+    """
+    missing = excess - len(np.unique(chosen))
+    return np.concatenate([chosen, np.setdiff1d(candidates, chosen)[:missing]]) if missing > 0 else chosen
 
 
 def may_evict_between_chunks(options: PolicyOptions, prompt_tokens: int) -> bool:
