@@ -7,9 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 
 from vtoken.core.filling import plan_fill
+from vtoken.core.kernels import Kernels
 from vtoken.core.plan import Plan
 from vtoken.core.planner import Surroundings, plan_evacuation, plan_release
-from vtoken.core.table import RowState, TokenTable
+from vtoken.core.table import NUMPY, RowState, TokenTable
 
 
 class PlainTable:
@@ -77,8 +78,8 @@ def state_of(table: TokenTable) -> tuple:
 class Pair:
     """A table and its twin under the same operations."""
 
-    def __init__(self, size: int) -> None:
-        self.table, self.plain = TokenTable(size), PlainTable(size)
+    def __init__(self, size: int, kernels: Kernels = NUMPY) -> None:
+        self.table, self.plain = TokenTable(size, kernels=kernels), PlainTable(size)
         self.next_block = 1000
         self.in_flight: Plan | None = None
 

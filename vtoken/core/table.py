@@ -23,15 +23,11 @@ from enum import Enum
 import numpy as np
 
 from vtoken.core.errors import InvariantViolation, ProtectedToken, ProtocolError, UnknownToken
-from vtoken.core.layout import HeldBlocks, Mask
+from vtoken.core.kernels import Filling, Kernels, NumpyKernels
+from vtoken.core.layout import PLACE, PLACE_BITS, HeldBlocks, Mask, find
 from vtoken.core.plan import NONE, Ints, Plan
 
-PLACE_BITS = 32
-"""A token's home is one int64: its id above, its place (vtoken.core.layout) in so many low bits. So one array,
-ascending, answers which ids live and where, at 8 bytes per live token whatever the request's history."""
-
-PLACE = (1 << PLACE_BITS) - 1
-"""Mask of the place in a home."""
+NUMPY: Kernels = NumpyKernels()
 
 
 class RowState(Enum):
@@ -54,11 +50,14 @@ class TokenTable:
     """
 
     __slots__ = (
-        "_held", "_homes", "_settled", "_touched", "block_size", "live", "protect_recent", "protect_sinks", "tail",
-        "total",
+        "_held", "_homes", "_kernels", "_settled", "_touched", "block_size", "live", "protect_recent", "protect_sinks",
+        "tail", "total",
     )  # fmt: skip
 
-    def __init__(self, block_size: int, protect_sinks: int = 0, protect_recent: int = 0) -> None:
+    def __init__(
+        self, block_size: int, protect_sinks: int = 0, protect_recent: int = 0, kernels: Kernels = NUMPY
+    ) -> None:
+        self._kernels = kernels
         self.block_size = block_size
         self.protect_sinks = protect_sinks
         self.protect_recent = protect_recent
@@ -79,7 +78,7 @@ class TokenTable:
     def n_b(self) -> Ints:
         """Live tokens per held block, int64 [B], maintained incrementally."""
         self._settle()
-        return self._held.count[self._held.lines]
+        return self._held.n_b
 
     @property
     def state(self) -> RowState:
@@ -104,11 +103,6 @@ class TokenTable:
         self._settle()
         return self._held.occupants(index)
 
-    def live_in_front(self, index: int, offset: int) -> int:
-        """Live tokens below `offset` in the block at physical index `index`."""
-        self._settle()
-        return self._held.live_in_front(index, offset)
-
     def live_ids(self) -> Ints:
         """Live token ids, ascending, int64 [live]."""
         self._settle()
@@ -122,7 +116,8 @@ class TokenTable:
             UnknownToken: an id is dead or was never registered.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
-        index, found = self._find(ids)
+        self._settle()
+        index, found = find(self._homes[: self.live], ids)
         if np.count_nonzero(found) != len(ids):
             wrong = int(ids[~found][0])
             if 0 <= wrong < self.total:
@@ -134,15 +129,6 @@ class TokenTable:
         """Slots of all live tokens in logical order: what the strict reader visits, int64 [live]."""
         self._settle()
         return self._held.slots_at(self._homes[: self.live] & PLACE)
-
-    def _find(self, ids: Ints) -> tuple[Ints, Mask]:
-        """Indices into `_homes` (arbitrary where not live), and which of `ids` are live."""
-        self._settle()
-        if not self.live:
-            return np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
-        homes = self._homes[: self.live]
-        index = homes.searchsorted(ids << PLACE_BITS)
-        return index, homes.take(index, mode="clip") >> PLACE_BITS == ids
 
     def _unknown(self, token_id: int) -> UnknownToken:
         return UnknownToken(f"token {token_id} is unknown: the request has ids 0..{self.total - 1}")
@@ -188,8 +174,8 @@ class TokenTable:
             return
         if self.live > len(self._homes):
             self._homes = _resized(self._homes[: self.live - count], self.live)
-        places = self._held.settle(self.tail - count, self._settled, count)
-        self._homes[self.live - count : self.live] = np.arange(self._settled, self.total) << PLACE_BITS | places
+        homes = self._homes[self.live - count : self.live]
+        self._kernels.settle(self._held, homes, self.tail - count, self._settled)
         self._settled = self.total
 
     def evict(self, token_ids: Ints) -> int:
@@ -201,20 +187,19 @@ class TokenTable:
             UnknownToken: an id was never registered.
             ProtectedToken: an id is a protected sink or recent token. Nothing has changed in both cases.
         """
-        ids = np.asarray(token_ids, dtype=np.int64)
+        ids = np.ascontiguousarray(token_ids, dtype=np.int64)
         if np.count_nonzero(ids[1:] > ids[:-1]) != len(ids) - 1:
             ids = np.unique(ids)
         if not len(ids):
             return 0
         self._require_evictable(ids)
-        index, found = self._find(ids)
-        if np.count_nonzero(found) != len(ids):
-            index = index[found]
-        if len(index):
-            self._held.vacate(self._homes[index] & PLACE)
-            self._drop(index)
-            self._touched = True
-        return len(index)
+        self._settle()
+        died = self._kernels.forget(self._held, self._homes[: self.live], ids)
+        self.live -= died
+        self._touched |= died > 0
+        if 2 * self.live < len(self._homes):
+            self._homes = _resized(self._homes[: self.live], self.live)
+        return died
 
     def _require_evictable(self, ids: Ints) -> None:
         """`ids` ascending: none unknown, none protected."""
@@ -228,20 +213,12 @@ class TokenTable:
                 f"{self.protect_sinks}, protect_recent = {self.protect_recent})"
             )
 
-    def _drop(self, index: Ints) -> None:
-        """Close the gaps that the tokens at these ascending indices leave in `_homes`."""
-        homes, first, last = self._homes, index.item(0), index.item(-1) + 1
-        gaps = np.zeros(last - first, bool)
-        gaps[index - first] = True
-        between = homes[first:last][~gaps]
-        left, live = first + len(between), self.live - len(index)
-        homes[first:left] = between
-        homes[left:live] = homes[last : self.live]
-        self.live = live
-        if 2 * live < len(homes):
-            self._homes = _resized(homes[:live], live)
-
     # ---- relocation ------------------------------------------------------------------------------
+
+    def filled(self, filling: Filling) -> Plan:
+        """The plan of hole filling; see vtoken.core.kernels. Changes nothing."""
+        self._settle()
+        return self._kernels.fill(self._held, self._homes[: self.live], filling)
 
     def apply(self, plan: Plan) -> None:
         """Switch to the layout of `plan`, whose copies have landed. All or nothing.
@@ -253,21 +230,13 @@ class TokenTable:
             ProtocolError: the plan does not fit this table (a source is gone). Nothing has changed.
             InvariantViolation: a live token would be lost (I1). Nothing has changed.
         """
-        ids, src, dst = plan.token_ids, plan.src_slots, plan.dst_slots
-        index, alive = self._find(ids)
-        if np.count_nonzero(alive) != len(ids):
-            index, ids, src, dst = index[alive], ids[alive], src[alive], dst[alive]
-        source = self._homes[index] & PLACE
-        if np.count_nonzero(self._held.slots_at(source) == src) != len(src):
-            raise ProtocolError("a plan moves a token that no longer lies where the plan was made")
+        self._settle()
         tail = plan.tail_after(self.tail, self.block_size)
-        layout = self._held.laid_out(plan, ids, source, dst, tail)
-        self._held.install(layout, plan.consumed)
-        self._homes[index] = ids << PLACE_BITS | layout.target
+        homes = self._homes[: self.live]
+        self._kernels.relocate(self._held, homes, plan, tail)
         self.tail = tail
         self._touched = True
         if 2 * len(self._held.free) > len(self._held.lines):
-            homes = self._homes[: self.live]
             homes += self._held.renumber(homes & PLACE) - (homes & PLACE)
 
     # ---- invariants ------------------------------------------------------------------------------
