@@ -11,7 +11,7 @@ from vtoken.core.plan import Deferral, Ints, Plan
 from vtoken.core.planner import Surroundings
 from vtoken.core.scores import AttentionLedger, Needs
 from vtoken.core.table import TokenTable
-from vtoken.core.wire import RequestGrant
+from vtoken.core.wire import RequestGrant, RequestReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,18 @@ class Row:
     deferral: Deferral | None = None
     needs: Needs = Needs.NOTHING
     attention: AttentionLedger = field(default_factory=AttentionLedger)
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether the scheduler counts on this request's evictions: it has granted something."""
+        return bool(self.grant.incarnation)
+
+    def report(self) -> RequestReport:
+        """What changed since the last report; it is then reported."""
+        released, consumed = tuple(self.released), tuple(self.consumed)
+        self.released, self.consumed = [], []
+        table = self.table
+        return RequestReport(self.request_id, self.grant.incarnation, released, consumed, table.tail, table.total)
 
 
 @dataclass(slots=True)

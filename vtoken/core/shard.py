@@ -20,16 +20,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vtoken.core.config import PolicyOptions, Variant, VTokenConfig
+from vtoken.core.decisions import Decisions
 from vtoken.core.errors import ProtocolError, UnknownRequest, VTokenError
-from vtoken.core.eviction import NO_SCORES, Forgetting, Scores
+from vtoken.core.eviction import Forgetting
 from vtoken.core.history import Event, History
 from vtoken.core.plan import Deferral, Plan
-from vtoken.core.policies import load_policy, needs_of
 from vtoken.core.reclamation import Reclamation
 from vtoken.core.rows import Counters, RequestStart, Row, RowStep, Step
-from vtoken.core.scores import Needs, ScoreSource
+from vtoken.core.scores import ScoreSource
 from vtoken.core.table import RowState, TokenTable
-from vtoken.core.wire import Grant, Report, RequestGrant, RequestReport
+from vtoken.core.wire import Grant, Report, RequestGrant
 
 CHECKS_PER_STEP = 64
 """Rows that lazy mode looks at after one step; the others wait their turn, so a step's cost is bounded."""
@@ -51,14 +51,13 @@ class Shard:
             scores: what policies are told of attention and keys; without it those that need any stay cold.
         """
         self.config = config
-        self.scores = scores
         self.steps_ahead = steps_ahead
         self.block_size = block_size
         self.counters = Counters()
         self.history = History()
         self.reclamation = Reclamation(config, self.counters, self.history)
+        self.decisions = Decisions(self.counters, self.reclamation, scores)
         self.rows: dict[str, Row] = {}
-        self.last_policy_failure = ""
         self._starts: dict[str, RequestStart] = {}
         self._to_check: dict[str, None] = {}  # rows that lost tokens and may be worth evacuating, in order
         self._step = Step()
@@ -102,10 +101,9 @@ class Shard:
         plans: list[tuple[Row, Plan]] = []
         for row_step in self._step.rows:
             row = self.rows[row_step.request_id]
-            if self.scores is not None and self.scores.overdue(row.request_id):
-                self.observe(row)
+            self.decisions.keep_up(row)
             decoding = row_step.scheduled_tokens == 1  # so the steps planned ahead bring one token each, too
-            if decoding and self._may_evict(row) and row.forgetting.due(row.table) and self._forget(row):
+            if decoding and row.may_evict and row.forgetting.due(row.table) and self._forget(row):
                 plans += self._in_stream(row, 1 + self.steps_ahead)
         return plans
 
@@ -137,7 +135,7 @@ class Shard:
         for row_step in self._step.rows:
             row = self.rows[row_step.request_id]
             chunk = row_step.scheduled_tokens > 1
-            if chunk and self._may_evict(row) and row.forgetting.due_after_chunk(row.table) and self._forget(row):
+            if chunk and row.may_evict and row.forgetting.due_after_chunk(row.table) and self._forget(row):
                 plans += self._in_stream(row, self.block_size * self.steps_ahead)
         return plans
 
@@ -161,12 +159,6 @@ class Shard:
                 self._to_check[row.request_id] = None  # as it is, once the reserve has been refilled
         return plans
 
-    def observe(self, row: Row) -> None:
-        """Take over the attention of the row's queries that were not counted yet."""
-        if self.scores is not None:
-            for seen in self.scores.drain(row.request_id, row.table):
-                row.attention.observe(seen)
-
     def commit(self, row: Row, plan: Plan) -> None:
         """The plan's bytes have landed: switch the table, remember what to report."""
         evacuated = row.in_flight is plan
@@ -187,7 +179,7 @@ class Shard:
         if not changed:
             return None
         self._report_sequence += 1
-        return Report(self._report_sequence, tuple(map(self._report_row, changed)))
+        return Report(self._report_sequence, tuple(row.report() for row in changed))
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -249,7 +241,7 @@ class Shard:
         forgetting = Forgetting(options, start.prompt_tokens, start.prompt_seed)
         row = self.rows[step.request_id] = Row(step.request_id, table, forgetting)
         if options.evicts:
-            row.needs = needs_of(load_policy(options.policy))
+            self.decisions.begin(row)
             self.reclamation.record(row, Event.BEGIN)
 
     def _end(self, request_id: str, event: Event) -> Iterable[Plan]:
@@ -259,8 +251,7 @@ class Shard:
             return []
         if row.forgetting.options.evicts:
             self.reclamation.record(row, event)
-            if self.scores is not None:
-                self.scores.forget(request_id)
+            self.decisions.end(row)
         plan = self.reclamation.end(row)
         return [] if plan is None else [plan]
 
@@ -278,52 +269,12 @@ class Shard:
         if grant.shared is not None:
             row.around = replace(row.around, shared=dict(grant.shared))
 
-    @staticmethod
-    def _may_evict(row: Row) -> bool:
-        """Whether the scheduler counts on this request's evictions: it has granted something."""
-        return bool(row.grant.incarnation)
-
     def _forget(self, row: Row) -> bool:
-        """Ask the policy; whether tokens died. One that fails is replaced for the rest of the row's life.
-
-        One that needs attention is not asked while it is cold: before a query has been observed.
-        """
-        forgetting = row.forgetting
-        try:
-            scores = self._scores_of(row)
-            if scores is None:
-                self.reclamation.record(row, Event.DEFER, reason="cold")
-                return False
-            chosen = forgetting.choose(row.table, load_policy(forgetting.options.policy), scores)
-            died = row.table.evict(chosen)
-        except Exception as error:  # noqa: BLE001 - a third party's policy must never take the engine down
-            self._replace_policy(row, error)
-            return False
-        self.counters.tokens_evicted_total += died
+        """Let the row's policy evict; whether tokens died."""
+        died = self.decisions.forget(row)
         if died:
             self._to_check[row.request_id] = None
-            self.reclamation.record(row, Event.EVICT, tokens=died)
         return died > 0
-
-    def _scores_of(self, row: Row) -> Scores | None:
-        """What the row's policy must be told, up to date; None while that is unknown."""
-        if row.needs is Needs.NOTHING:
-            return NO_SCORES
-        if self.scores is None:
-            return None
-        if row.needs is Needs.KEYS:
-            return Scores(keys=self.scores.keys(row.table))
-        self.observe(row)
-        return Scores(attention=row.attention) if row.attention.queries else None
-
-    def _replace_policy(self, row: Row, error: Exception) -> None:
-        """Keep all tokens from now on; where the memory was planned for eviction, forget the oldest instead."""
-        options = row.forgetting.options
-        row.forgetting.options = replace(options, policy="streaming_llm") if options.between_chunks else PolicyOptions()
-        row.needs = Needs.NOTHING
-        self.counters.policy_failures_total += 1
-        self.last_policy_failure = f"{type(error).__name__}: {error}"
-        self.reclamation.record(row, Event.FAIL, reason=self.last_policy_failure)
 
     def _in_stream(self, row: Row, room_tokens: int) -> list[tuple[Row, Plan]]:
         """The plan at a decision, unless another is under way."""
@@ -331,11 +282,3 @@ class Shard:
             return []
         plan = self.reclamation.in_stream(row, room_tokens)
         return [] if plan is None else [(row, plan)]
-
-    def _report_row(self, row: Row) -> RequestReport:
-        table = row.table
-        entry = RequestReport(
-            row.request_id, row.grant.incarnation, tuple(row.released), tuple(row.consumed), table.tail, table.total
-        )
-        row.released, row.consumed = [], []
-        return entry

@@ -142,7 +142,8 @@ class Substrate:
         failures = self.shard.counters.policy_failures_total
         plans = decide()
         if self.shard.counters.policy_failures_total > failures:
-            logger.error("a policy failed and is not asked again for its request: %s", self.shard.last_policy_failure)
+            logger.error("a policy failed and is not asked again for its request: %s",
+                         self.shard.decisions.last_policy_failure)  # fmt: skip
         return plans
 
     def _relocate_in_stream(self, plans: Sequence[tuple[Row, Plan]]) -> None:
@@ -225,7 +226,7 @@ class Substrate:
         found = {}
         for name, row in self.shard.rows.items():
             if row.needs is Needs.ATTENTION:
-                self.shard.observe(row)
+                self.shard.decisions.observe(row)
                 scores = row.attention.of(row.table.live_ids())
                 found[name] = {"queries": scores.queries, "total": scores.total.tolist()}
         return found
