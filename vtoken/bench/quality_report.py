@@ -1,0 +1,122 @@
+"""Results of quality measurements as tables, as one CSV, and as plots where matplotlib is installed."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vtoken.bench.quality_engine import FULL_CACHE, Case
+from vtoken.bench.quality_scores import Perplexity
+
+Perplexities = Mapping[int, Mapping[Case, Perplexity]]
+Recalls = Mapping[Case, Sequence[bool]]
+Rouges = Mapping[Case, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the CSV.
+
+    Attributes:
+        measure: perplexity, needle_recall or rouge_l. tokens: length of the texts; 0 where they differ.
+        value: of the measure. excess_nats, error_nats: of a perplexity, see Perplexity.
+    """
+
+    measure: str
+    policy: str
+    keep_ratio: float
+    tokens: int
+    value: float
+    excess_nats: float = 0.0
+    error_nats: float = 0.0
+
+
+def rows(perplexities: Perplexities, recalls: Recalls, rouges: Rouges) -> list[Row]:
+    """Everything, in the order in which it was measured."""
+    found = [
+        Row("perplexity", case.policy, case.ratio, tokens, one.value, one.excess, one.error)
+        for tokens, by_case in perplexities.items()
+        for case, one in by_case.items()
+    ]
+    found += [Row("needle_recall", c.policy, c.ratio, 0, sum(hits) / len(hits)) for c, hits in recalls.items()]
+    return found + [Row("rouge_l", case.policy, case.ratio, 0, score) for case, score in rouges.items()]
+
+
+def values(perplexities: Perplexities, recalls: Recalls, rouges: Rouges) -> dict[str, Any]:
+    """For the line of JSON."""
+    return {
+        **{
+            f"perplexity_{tokens}": {str(case): round(one.value, 3) for case, one in by_case.items()}
+            for tokens, by_case in perplexities.items()
+        },
+        "needles_found": {str(case): sum(hits) for case, hits in recalls.items()},
+        "needles": max((len(hits) for hits in recalls.values()), default=0),
+        "rouge_l": {str(case): round(score, 3) for case, score in rouges.items()},
+    }
+
+
+def tables(perplexities: Perplexities, recalls: Recalls, rouges: Rouges) -> list[Table]:
+    """One table per text length; recall and ROUGE-L in one more."""
+    made = []
+    for tokens, by_case in perplexities.items():
+        title = f"perplexity, texts of {tokens:,} tokens (in brackets: nats above the full cache)"
+        cells = {case: _shown(one) for case, one in by_case.items()}
+        made.append(_table(title, cells))
+    recall = {case: f"{sum(hits)} of {len(hits)}" for case, hits in recalls.items()}
+    made.append(_table("needles found", recall))
+    made.append(_table("ROUGE-L against the full cache's answers", {case: f"{x:.3f}" for case, x in rouges.items()}))
+    return made
+
+
+def _shown(one: Perplexity) -> str:
+    return f"{one.value:.2f} ({one.excess:+.3f} ± {one.error:.3f})" if one.error else f"{one.value:.2f}"
+
+
+def _table(title: str, cells: Mapping[Case, str]) -> Table:
+    """Policies down, ratios across, the full cache's ratio first."""
+    table = Table(title=title)
+    table.add_column("policy")
+    ratios = sorted({case.ratio for case in cells}, reverse=True)
+    for ratio in ratios:
+        table.add_column("all kept" if ratio == FULL_CACHE.ratio else f"{ratio:g} kept", justify="right")
+    for policy in dict.fromkeys(case.policy for case in cells):
+        table.add_row(policy, *(cells.get(Case(policy, ratio), "") for ratio in ratios))
+    return table
+
+
+def write(directory: Path, found: Sequence[Row], console: Console) -> None:
+    """`quality.csv`, and `quality_MEASURE.png` where matplotlib is installed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "quality.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(Row.__dataclass_fields__))
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in found)
+    console.log(f"wrote {directory / 'quality.csv'}")
+    try:
+        pyplot = importlib.import_module("matplotlib.pyplot")
+    except ImportError:
+        console.log("no plots: matplotlib is not installed")
+        return
+    for measure, tokens in dict.fromkeys((row.measure, row.tokens) for row in found):
+        _plot(pyplot, directory, [row for row in found if (row.measure, row.tokens) == (measure, tokens)])
+
+
+def _plot(pyplot: Any, directory: Path, found: Sequence[Row]) -> None:
+    """One line per policy, over the share kept."""
+    figure, axes = pyplot.subplots()
+    full = [(row.keep_ratio, row.value) for row in found if row.policy == FULL_CACHE.policy]
+    for policy in dict.fromkeys(row.policy for row in found if row.policy != FULL_CACHE.policy):
+        points = sorted(full + [(row.keep_ratio, row.value) for row in found if row.policy == policy])
+        axes.plot(*zip(*points, strict=True), marker="o", label=policy)
+    first = found[0]
+    axes.set(xlabel="share of tokens kept", ylabel=first.measure.replace("_", " "))
+    axes.legend()
+    figure.savefig(directory / f"quality_{first.measure}{f'_{first.tokens}' if first.tokens else ''}.png")
+    pyplot.close(figure)
