@@ -8,10 +8,10 @@ from collections.abc import Callable
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from tests.unit.test_planner import worn_tables
-from tests.unit.test_table import FAULTY_PLANS, refused_unchanged
+from tests.unit.test_table import FAULTY_PLANS, joined_after_planning, refused_unchanged
 from tests.unit.test_table_twin import Pair, operations, state_of
 from vtoken.core.filling import plan_fill
 from vtoken.core.plan import Plan
@@ -59,6 +59,27 @@ def test_both_fill_alike_around_sealed_and_shared_blocks(worn: tuple[TokenTable,
     other.apply(plan)
     assert state_of(other) == state_of(table)
     other.check_invariants()
+
+
+@given(st.sampled_from([1, 3, 4, 16]), st.integers(1, 80), st.sets(st.integers(0, 79)), st.integers(0, 5))
+@example(16, 31, {0, 1}, 0)  # physical order is better than densest first,
+@example(16, 47, set(range(18)), 0)  # also with a block that is dead throughout
+@settings(max_examples=300, deadline=None)
+def test_both_fill_a_private_row_alike(size: int, total: int, dead: set[int], room: int) -> None:
+    table = TokenTable(size)
+    table.add_blocks(range(100, 100 + -(-(total + room) // size)))
+    table.sync_new_tokens(total)
+    table.evict(np.array(sorted(token for token in dead if token < total)[: total - 1], np.int64))
+    plan, same = plan_fill(table, Surroundings(), room), plan_fill(compiled(table), Surroundings(), room)
+    if isinstance(plan, Plan):
+        assert isinstance(same, Plan)
+        assert contents(same) == contents(plan)
+    else:
+        assert same is plan
+
+
+def test_blocks_that_join_after_a_fill_was_planned_stay_behind_the_others() -> None:
+    joined_after_planning(COMPILED)
 
 
 @pytest.mark.parametrize("name", FAULTY_PLANS)

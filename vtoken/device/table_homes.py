@@ -138,7 +138,7 @@ def _order_of(marks, ordered, is_ordered, released, joining):  # type: ignore[no
 
 
 @njit(nogil=True)
-def _routes(homes, ids, src, dst, table, known, lines, marks, shift, occupant, size):  # type: ignore[no-untyped-def]
+def _routes(homes, ids, src, dst, table, known, lines, shift, occupant, size):  # type: ignore[no-untyped-def]
     """Where the plan's live tokens stand in `homes`, places before and after, their number (-1: no fit)."""
     at, source, target = np.empty_like(ids), np.empty_like(ids), np.empty_like(ids)
     alive = 0
@@ -148,7 +148,7 @@ def _routes(homes, ids, src, dst, table, known, lines, marks, shift, occupant, s
             continue
         place = homes[index] & _PLACE
         block = table[_place_in_table(table, known, dst[move] // size)]
-        if place + shift[place // size] != src[move] or block < 0 or marks[block] == _LEAVES:
+        if place + shift[place // size] != src[move] or block < 0:
             return at, source, target, -1
         goal = lines[block] * size + dst[move] % size
         if occupant[goal] >= 0:
@@ -214,7 +214,7 @@ def relocate(  # type: ignore[no-untyped-def]
     listed, ordered = _mark(table, known, order, marks, _ORDERED)
     if not (there and listed):
         return False, blocks, lines, released
-    at, source, target, moves = _routes(homes, ids, src, dst, table, known, lines, marks, shift, occupant, size)
+    at, source, target, moves = _routes(homes, ids, src, dst, table, known, lines, shift, occupant, size)
     if moves < 0:
         return False, blocks, lines, released
     new = _order_of(marks, ordered, is_ordered, leaving, len(joining))
