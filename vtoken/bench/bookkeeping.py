@@ -39,6 +39,7 @@ from vtoken.core.eviction import Forgetting
 from vtoken.core.policies import load_policy
 from vtoken.core.shard import Shard
 from vtoken.core.table import TokenTable
+from vtoken.device.table_kernels import CompiledKernels
 
 LIVE, HISTORY = 4096, 8192
 """Tokens that a request keeps, and tokens that it has when it forgets for the first time."""
@@ -94,7 +95,7 @@ def measure(policy: str, tracked: int, steps: int) -> Measurement:
         InvariantViolation: the tables are wrong afterwards, or a policy failed: the times mean nothing.
     """
     options = PolicyOptions(policy, budget_tokens=LIVE, interval_tokens=INTERVAL)
-    shard = Shard(VTokenConfig(policy=options), BLOCK_SIZE)
+    shard = Shard(VTokenConfig(policy=options), BLOCK_SIZE, kernels=CompiledKernels())
     scheduler = MiniatureScheduler(tracked, options, Life(HISTORY, BLOCK_SIZE, INTERVAL))
     clock, measurement = Clock(int), Measurement(tracked)
     with _timers(policy, clock):

@@ -24,11 +24,12 @@ from vtoken.core.decisions import Decisions
 from vtoken.core.errors import ProtocolError, UnknownRequest, VTokenError
 from vtoken.core.eviction import Forgetting
 from vtoken.core.history import Event, History
+from vtoken.core.kernels import Kernels
 from vtoken.core.plan import Deferral, Plan
 from vtoken.core.reclamation import Reclamation
 from vtoken.core.rows import Counters, RequestStart, Row, RowStep, Step
 from vtoken.core.scores import ScoreSource
-from vtoken.core.table import RowState, TokenTable
+from vtoken.core.table import NUMPY, RowState, TokenTable
 from vtoken.core.wire import Grant, Report, RequestGrant
 
 CHECKS_PER_STEP = 64
@@ -39,8 +40,9 @@ class Shard:
     """Owner of the token tables, the eviction state and the plans in flight of one worker."""
 
     def __init__(
-        self, config: VTokenConfig, block_size: int, steps_ahead: int = 0, scores: ScoreSource | None = None
-    ) -> None:
+        self, config: VTokenConfig, block_size: int, steps_ahead: int = 0, scores: ScoreSource | None = None,
+        kernels: Kernels = NUMPY,
+    ) -> None:  # fmt: skip
         """Start without requests.
 
         Args:
@@ -49,10 +51,12 @@ class Shard:
             steps_ahead: steps that the scheduler may plan before it has this step's report (0 without
                 asynchronous scheduling). Rows keep the room that those steps were promised.
             scores: what policies are told of attention and keys; without it those that need any stay cold.
+            kernels: inner loops of the token tables.
         """
         self.config = config
         self.steps_ahead = steps_ahead
         self.block_size = block_size
+        self.kernels = kernels
         self.counters = Counters()
         self.history = History()
         self.reclamation = Reclamation(config, self.counters, self.history)
@@ -237,7 +241,7 @@ class Shard:
         if start is None:
             raise ProtocolError(f"request {step.request_id!r} was scheduled before it was announced")
         options = start.options if self.config.variant is not Variant.NATIVE else PolicyOptions()
-        table = TokenTable(self.block_size, options.protect_sinks, options.protect_recent)
+        table = TokenTable(self.block_size, options.protect_sinks, options.protect_recent, self.kernels)
         forgetting = Forgetting(options, start.prompt_tokens, start.prompt_seed)
         row = self.rows[step.request_id] = Row(step.request_id, table, forgetting)
         if options.evicts:

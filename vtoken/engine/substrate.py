@@ -28,6 +28,7 @@ from vtoken.core.shard import Shard
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.device.copy_engine import CopyEngine, Ticket
 from vtoken.device.scorer import AttentionScorer
+from vtoken.device.table_kernels import CompiledKernels
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ class Substrate:
         self.batch = batch
         self.scorer = AttentionScorer(config.score_layers, config.score_window)
         # No step ahead: the matrix refuses asynchronous scheduling.
-        self.shard = Shard(config, block_size, scores=self.scorer)
+        self.shard = Shard(config, block_size, scores=self.scorer, kernels=CompiledKernels())
         self.copies = copies
         self._flights: list[_Flight] = []
         self._steps = 0
