@@ -31,6 +31,22 @@ def test_block_manager_methods_that_are_overridden() -> None:
     assert parameters(Manager.new_step_starts) == ["self"]
 
 
+def test_the_seams_of_prompts_larger_than_the_pool() -> None:
+    """Admission asks for the whole prompt under a name of its own, start-up for the longest one, and a request may
+    be kept from reading the prefix cache.
+    """
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager as Manager
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.request import Request
+
+    assert "apply_admission_cap" in parameters(Manager.get_num_blocks_to_allocate)
+    assert "apply_admission_cap=True" in inspect.getsource(KVCacheManager.allocate_slots)
+    assert parameters(FullAttentionSpec.max_memory_usage_bytes) == ["self", "vllm_config"]
+    assert "self.skip_reading_prefix_cache" in inspect.getsource(Request.__init__)
+    assert "request.skip_reading_prefix_cache" in inspect.getsource(KVCacheManager)
+
+
 def test_block_pool_methods_that_are_called() -> None:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
