@@ -11,7 +11,7 @@ from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.errors import InvariantViolation
 from vtoken.core.policies.streaming_llm import StreamingLLM
 from vtoken.core.shard import Shard
-from vtoken.core.table import TokenTable
+from vtoken.core.table import NUMPY, TokenTable
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("policy", bookkeeping.POLICIES)
 def test_one_request_decides_once_per_interval_and_every_part_is_timed(policy: str) -> None:
     evict = TokenTable.evict
-    steps = measure(policy, tracked=2, steps=2 * bookkeeping.INTERVAL).steps
+    steps = measure(policy, 2, 2 * bookkeeping.INTERVAL, NUMPY).steps
     deciding = [step for step in steps if step["evict"]]
     assert len(deciding) == 4
     for step in deciding:
@@ -38,7 +38,7 @@ def test_one_request_decides_once_per_interval_and_every_part_is_timed(policy: s
 def test_a_policy_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamingLLM, "select", lambda policy, view: view.candidates[: view.excess + 1])
     with pytest.raises(InvariantViolation, match="did not decide as planned"):
-        measure("streaming_llm", tracked=2, steps=1)
+        measure("streaming_llm", 2, 1, NUMPY)
 
 
 def test_the_miniature_scheduler_loses_no_block() -> None:
