@@ -26,8 +26,8 @@ from rich.console import Console
 from vtoken.bench import quality_report
 from vtoken.bench.command import Outcome
 from vtoken.bench.quality_engine import FULL_CACHE, Case, QualityEngine, quality_engine
-from vtoken.bench.quality_scores import MONOTONE_TOLERANCE, Perplexity, falls, perplexity, rouge_l
-from vtoken.bench.quality_texts import Needle, Texts
+from vtoken.bench.quality_scores import MONOTONE_TOLERANCE, Likeness, Perplexity, falls, perplexity, rouge_l
+from vtoken.bench.quality_texts import Texts
 from vtoken.core.policies import policy_names
 
 MIDDLE = 0.5
@@ -49,9 +49,9 @@ class Scale:
         texts, text_tokens: passages for perplexity.
         long_texts, long_tokens: longer ones, for FEW.
         needles, needle_tokens: how many, and the shortest and the longest haystack.
-        needle_policies: at MIDDLE; None: all. needle_ratios: for FEW, besides.
+        needle_ratios: for FEW, besides MIDDLE.
         chats, chat_tokens: answers, and tokens in each.
-        identity: policies whose placement is compared; None: all.
+        all_policies: or FEW, where perplexity is not what is measured.
     """
 
     ratios: tuple[float, ...]
@@ -61,15 +61,14 @@ class Scale:
     long_tokens: int
     needles: int
     needle_tokens: tuple[int, int]
-    needle_policies: Sequence[str] | None
     needle_ratios: tuple[float, ...]
     chats: int
     chat_tokens: int
-    identity: Sequence[str] | None
+    all_policies: bool
 
 
-FULL = Scale((0.7, 0.5, 0.3), 3, 1024, 1, 4096, 20, (512, 2048), None, (0.7, 0.3), 6, 160, None)
-QUICK = Scale((0.7, 0.3), 1, 512, 0, 0, 5, (512, 512), FEW, (), 2, 64, FEW)
+FULL = Scale((0.7, 0.5, 0.3), 3, 1024, 1, 4096, 20, (512, 1536), (0.7, 0.3), 6, 160, all_policies=True)
+QUICK = Scale((0.7, 0.3), 1, 512, 0, 0, 5, (512, 512), (), 2, 64, all_policies=False)
 
 
 @dataclass(slots=True)
@@ -78,7 +77,7 @@ class Results:
 
     perplexity: dict[int, dict[Case, Perplexity]] = field(default_factory=dict)
     recall: dict[Case, list[bool]] = field(default_factory=dict)
-    rouge: dict[Case, float] = field(default_factory=dict)
+    likeness: dict[Case, Likeness] = field(default_factory=dict)
     identity: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -90,15 +89,11 @@ class Measurement:
         self.results = Results()
         self._scale, self._log = scale, console.log
         self._names = [name for name in policy_names() if name != FULL_CACHE.policy]
+        self._chosen = self._names if scale.all_policies else FEW
         self._passages = texts.passages(scale.texts, scale.text_tokens)
         self._long = texts.passages(scale.long_texts, scale.long_tokens)
         self._needles = texts.needles(scale.needles, *scale.needle_tokens)
         self._chats = texts.chats(scale.chats)
-
-    @property
-    def needles(self) -> Sequence[Needle]:
-        """The needles, for the report."""
-        return self._needles
 
     def perplexities(self, engine: QualityEngine) -> None:
         """Every policy at every ratio; on long texts FEW, at the lower ratios."""
@@ -113,14 +108,14 @@ class Measurement:
         full = engine.surprises(texts, FULL_CACHE)
         found = self.results.perplexity.setdefault(len(texts[0]), {})
         for case in (FULL_CACHE, *cases):
-            found[case] = perplexity(full if case == FULL_CACHE else engine.surprises(texts, case), full)
+            surprises = full if case == FULL_CACHE else engine.surprises(texts, case)
+            found[case] = perplexity(surprises, full, engine.kept)
             self._log(f"perplexity, {len(texts)} x {len(texts[0])} tokens, {case}: {found[case].value:.3f}")
 
     def recalls(self, engine: QualityEngine) -> None:
         """Needles under the full cache, under every policy at MIDDLE, and under FEW at other ratios."""
-        names = self._names if self._scale.needle_policies is None else self._scale.needle_policies
         others = [Case(name, ratio) for name in FEW for ratio in self._scale.needle_ratios]
-        cases = [Case(name, MIDDLE) for name in names] + others
+        cases = [Case(name, MIDDLE) for name in self._chosen] + others
         for case in (FULL_CACHE, *cases):
             self.results.recall[case] = found = engine.recall(self._needles, case)
             self._log(f"needles, {case}: {sum(found)} of {len(found)}")
@@ -129,17 +124,16 @@ class Measurement:
         """Chat answers at MIDDLE against the full cache's."""
         tokens = self._scale.chat_tokens
         full = engine.chat(self._chats, FULL_CACHE, tokens)
-        for name in self._names:
-            answers = engine.chat(self._chats, Case(name, MIDDLE), tokens)
-            pairs = zip(answers, full, strict=True)
-            self.results.rouge[Case(name, MIDDLE)] = score = float(np.mean([rouge_l(*pair) for pair in pairs]))
-            self._log(f"ROUGE-L, {name} at {MIDDLE}: {score:.3f}")
+        for case in [Case(name, MIDDLE) for name in self._chosen]:
+            answers = engine.chat(self._chats, case, tokens)
+            score = float(np.mean([rouge_l(*pair) for pair in zip(answers, full, strict=True)]))
+            self.results.likeness[case] = Likeness(score, engine.kept)
+            self._log(f"ROUGE-L, {case}: {self.results.likeness[case]}")
 
     def probe(self, engine: QualityEngine) -> dict[str, Any]:
         """Per policy, what every placement must agree on: surprises and a continuation of one text; and the moves."""
-        names = self._names if self._scale.identity is None else self._scale.identity
         before = engine.snapshots.snapshot()
-        read = {name: engine.read(self._passages[0], Case(name, MIDDLE), 24) for name in names}
+        read = {name: engine.read(self._passages[0], Case(name, MIDDLE), 24) for name in self._chosen}
         after = engine.snapshots.snapshot()
         moves = after.moves_total - before.moves_total
         return {"read": read, "moves": moves, "evicted": after.tokens_evicted_total - before.tokens_evicted_total}
@@ -197,10 +191,12 @@ def run(model: str, console: Console, quick: bool, data: str | None, out: str | 
     with quality_engine(model, {"reader": "strict", "variant": "naive"}, longest) as engine:
         measured.compare(measured.probe(engine), strict, auto)
     results = measured.results
-    for table in quality_report.tables(results.perplexity, results.recall, results.rouge):
+    for table in quality_report.tables(results.perplexity, results.recall, results.likeness):
         console.print(table)
     if out is not None:
-        quality_report.write(Path(out), quality_report.rows(results.perplexity, results.recall, results.rouge), console)
+        quality_report.write(
+            Path(out), quality_report.rows(results.perplexity, results.recall, results.likeness), console
+        )
     return outcome(results)
 
 
@@ -208,7 +204,7 @@ def outcome(results: Results) -> Outcome:
     """Whether the bar holds, and all values."""
     wrong = {tokens: unmonotone(found) for tokens, found in results.perplexity.items()}
     values = {
-        **quality_report.values(results.perplexity, results.recall, results.rouge),
+        **quality_report.values(results.perplexity, results.recall, results.likeness),
         "identity": results.identity, "faults": results.faults,
         "unmonotone": {tokens: found for tokens, found in wrong.items() if found},
         "ordering_as_published": ordering_as_published(results.recall),

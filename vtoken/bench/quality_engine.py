@@ -49,7 +49,14 @@ FULL_CACHE = Case("none")
 
 
 class QualityEngine(OfflineEngine):
-    """An OfflineEngine that answers with log-probabilities and texts."""
+    """An OfflineEngine that answers with log-probabilities and texts.
+
+    Attributes:
+        kept: share of the tokens of the last prompt, or of prompts answered together, and of their answers, that
+            was not evicted: more than asked for where tokens are protected or a policy forgets less.
+    """
+
+    kept = 1.0
 
     def surprises(self, texts: Sequence[list[int]], case: Case) -> Surprises:
         """Of every token behind the first chunk's and its successor, which the full cache predicts in every case."""
@@ -79,10 +86,12 @@ class QualityEngine(OfflineEngine):
     def _ask(self, prompts: Sequence[list[int]], options: Mapping[str, Any], **sampling: Any) -> list[Any]:
         """vLLM's RequestOutputs."""
         names = [self.add(prompt, extra_args={"vtoken": dict(options)}, **sampling) for prompt in prompts]
-        done: dict[str, Any] = {}
+        evicted, done = self.snapshots.snapshot().tokens_evicted_total, dict[str, Any]()
         while self.busy:
             done |= {output.request_id: output for output in self._engine.step()}
-        self.settle()
+        evicted = self.settle().tokens_evicted_total - evicted
+        tokens = sum(len(one.prompt_token_ids) + len(one.outputs[0].token_ids) for one in done.values())
+        self.kept = 1 - evicted / tokens
         return [done[name] for name in names]
 
 

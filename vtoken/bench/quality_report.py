@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from vtoken.bench.quality_engine import FULL_CACHE, Case
-from vtoken.bench.quality_scores import Perplexity
+from vtoken.bench.quality_scores import Likeness, Perplexity
 
 Perplexities = Mapping[int, Mapping[Case, Perplexity]]
 Recalls = Mapping[Case, Sequence[bool]]
-Rouges = Mapping[Case, float]
+Likenesses = Mapping[Case, Likeness]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Row:
 
     Attributes:
         measure: perplexity, needle_recall or rouge_l. tokens: length of the texts; 0 where they differ.
-        value: of the measure. excess_nats, error_nats: of a perplexity, see Perplexity.
+        value: of the measure. kept: share that was kept, where it was looked at.
+        excess_nats, error_nats: of a perplexity, see Perplexity.
     """
 
     measure: str
@@ -34,22 +35,23 @@ class Row:
     keep_ratio: float
     tokens: int
     value: float
+    kept: float | None = None
     excess_nats: float = 0.0
     error_nats: float = 0.0
 
 
-def rows(perplexities: Perplexities, recalls: Recalls, rouges: Rouges) -> list[Row]:
+def rows(perplexities: Perplexities, recalls: Recalls, likenesses: Likenesses) -> list[Row]:
     """Everything, in the order in which it was measured."""
     found = [
-        Row("perplexity", case.policy, case.ratio, tokens, one.value, one.excess, one.error)
+        Row("perplexity", case.policy, case.ratio, tokens, one.value, one.kept, one.excess, one.error)
         for tokens, by_case in perplexities.items()
         for case, one in by_case.items()
     ]
     found += [Row("needle_recall", c.policy, c.ratio, 0, sum(hits) / len(hits)) for c, hits in recalls.items()]
-    return found + [Row("rouge_l", case.policy, case.ratio, 0, score) for case, score in rouges.items()]
+    return found + [Row("rouge_l", c.policy, c.ratio, 0, one.rouge_l, one.kept) for c, one in likenesses.items()]
 
 
-def values(perplexities: Perplexities, recalls: Recalls, rouges: Rouges) -> dict[str, Any]:
+def values(perplexities: Perplexities, recalls: Recalls, likenesses: Likenesses) -> dict[str, Any]:
     """For the line of JSON."""
     return {
         **{
@@ -58,11 +60,11 @@ def values(perplexities: Perplexities, recalls: Recalls, rouges: Rouges) -> dict
         },
         "needles_found": {str(case): sum(hits) for case, hits in recalls.items()},
         "needles": max((len(hits) for hits in recalls.values()), default=0),
-        "rouge_l": {str(case): round(score, 3) for case, score in rouges.items()},
+        "rouge_l": {str(case): round(one.rouge_l, 3) for case, one in likenesses.items()},
     }
 
 
-def tables(perplexities: Perplexities, recalls: Recalls, rouges: Rouges) -> list[Table]:
+def tables(perplexities: Perplexities, recalls: Recalls, likenesses: Likenesses) -> list[Table]:
     """One table per text length; recall and ROUGE-L in one more."""
     made = []
     for tokens, by_case in perplexities.items():
@@ -71,7 +73,8 @@ def tables(perplexities: Perplexities, recalls: Recalls, rouges: Rouges) -> list
         made.append(_table(title, cells))
     recall = {case: f"{sum(hits)} of {len(hits)}" for case, hits in recalls.items()}
     made.append(_table("needles found", recall))
-    made.append(_table("ROUGE-L against the full cache's answers", {case: f"{x:.3f}" for case, x in rouges.items()}))
+    likeness = {case: f"{one.rouge_l:.3f} ({one.kept:.2f})" for case, one in likenesses.items()}
+    made.append(_table("ROUGE-L against the full cache's answers (share of tokens kept)", likeness))
     return made
 
 

@@ -23,21 +23,31 @@ class Perplexity:
 
     Attributes:
         value: exp of the mean surprise.
+        kept: share of the tokens that was live at the end.
         excess: mean surprise above that of the full cache on the same tokens, in nats.
         error: standard error of `excess`, over chunks.
     """
 
     value: float
+    kept: float = 1.0
     excess: float = 0.0
     error: float = 0.0
 
 
-def perplexity(found: Surprises, full: Surprises) -> Perplexity:
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """Mean ROUGE-L of a policy's answers against the full cache's, and the share of their tokens that was kept."""
+
+    rouge_l: float
+    kept: float
+
+
+def perplexity(found: Surprises, full: Surprises, kept: float = 1.0) -> Perplexity:
     """Of texts, beside the same texts under the full cache."""
     difference = np.concatenate([one - other for one, other in zip(found, full, strict=True)])
     chunks = [chunk.mean() for chunk in np.array_split(difference, max(len(difference) // CHUNK_TOKENS, 1))]
     error = float(np.std(chunks) / max(len(chunks) - 1, 1) ** 0.5)
-    return Perplexity(float(np.exp(np.concatenate(found).mean())), float(difference.mean()), error)
+    return Perplexity(float(np.exp(np.concatenate(found).mean())), kept, float(difference.mean()), error)
 
 
 def falls(by_ratio: Mapping[float, float]) -> float:
