@@ -236,24 +236,43 @@ def test_nobody_fresh_is_not_ready():
 # ---- The record of a request -----------------------------------------------------------------------------------------
 
 
+class Result:
+    """Of one replica, as a broadcast's private method gives it."""
+
+    def __init__(self, value):
+        self.value, self.cancelled = value, False
+
+    async def get_async(self):
+        return await self.value
+
+    def cancel(self):
+        self.cancelled = True
+
+
 class Broadcast:
-    """Stands for a handle's broadcast: every replica is asked, and a failure is an answer."""
+    """Stands for a handle that asks every replica."""
 
     def __init__(self, replicas, error=None):
-        self.replicas, self.error, self.calls = replicas, error, []
+        self.replicas, self.error, self.results = replicas, error, []
 
     def options(self, **_options):
         return self
 
     def broadcast(self, method, *arguments):
-        self.calls = [getattr(replica, method)(*arguments) for replica in self.replicas]
-        return self
-
-    async def results_async(self, *, timeout_s, return_exceptions):
-        answers = await asyncio.gather(*self.calls, return_exceptions=return_exceptions)
         if self.error is not None:
             raise self.error
-        return answers
+        self.results = [Result(getattr(replica, method)(*arguments)) for replica in self.replicas]
+        return self
+
+    async def _fetch_replica_results_async(self):
+        return self.results
+
+
+class Silent:
+    """An engine that never answers."""
+
+    async def explain(self, _request_id):
+        await asyncio.Event().wait()
 
 
 class BareReplica(EngineReplica):
@@ -266,22 +285,22 @@ class BareReplica(EngineReplica):
         pass
 
 
-async def replicas_of_fakes(count):
-    engines = [await FakeEngine.start("model", "m", None, {}) for _ in range(count)]
-    return [BareReplica(f"r{i}", engine) for i, engine in enumerate(engines)], engines
+def explained(scenario, error=None, more=()):
+    """What the ingress answers about the id that `scenario(engines)` gives.
 
-
-def explained(scenario, error=None):
-    """What the ingress answers about the id that `scenario(engines)` gives: status, body, headers."""
+    Returns the id, status, body and headers, and the replicas' results; `more` replicas come before the two engines.
+    """
 
     async def ask():
-        replicas, engines = await replicas_of_fakes(2)
+        engines = [await FakeEngine.start("model", "m", None, {}) for _ in range(2)]
         try:
             request_id = await scenario(engines)
-            handle = Broadcast(replicas, error)
+            replicas = [BareReplica(f"r{i}", engine) for i, engine in enumerate(engines)]
+            handle = Broadcast([*more, *replicas], error)
             service = Front(handle, DeploymentSettings(model="x", served_model_name="m"), FakeController())
             response = await service.explain(request_id)
-            return request_id, response.status_code, json.loads(response.body), response.headers, handle.calls
+            await asyncio.sleep(0)  # what was cancelled hears of it
+            return request_id, response.status_code, json.loads(response.body), response.headers, handle.results
         finally:
             for engine in engines:
                 await engine.shutdown()
@@ -306,29 +325,43 @@ async def served_beside_a_dead_one(engines):
 
 @pytest.mark.parametrize("scenario", [served_by_the_second, served_beside_a_dead_one])
 def test_the_record_of_a_request_comes_from_the_replica_that_has_it(scenario):
-    request_id, status, body, _, calls = explained(scenario)
-    assert (status, body["request_id"], body["replica_id"], len(calls)) == (200, request_id, "r1", 2)
+    request_id, status, body, _, results = explained(scenario)
+    assert (status, body["request_id"], body["replica_id"], len(results)) == (200, request_id, "r1", 2)
     ((engine_id, entries),) = body["requests"].items()
     assert engine_id.startswith(request_id)
     assert [entry["event"] for entry in entries] == ["begin"]
 
 
-def test_a_request_of_which_nobody_has_a_record_is_a_404():
-    async def unknown(_engines):
-        return "chatcmpl-0"
+def test_a_full_replica_costs_nobody_elses_answer_and_is_not_asked_for_longer():
+    """Serve lets the call wait there until a request ends."""
+    _, status, body, _, results = explained(served_by_the_second, more=[BareReplica("full", Silent())])
+    assert (status, body["replica_id"]) == (200, "r1")
+    assert [result.cancelled for result in results] == [True, False, False]
 
+
+async def unknown(_engines):
+    return "chatcmpl-0"
+
+
+def test_a_request_of_which_nobody_has_a_record_is_a_404():
     _, status, body, _, _ = explained(unknown)
     assert (status, body["error"]["type"], body["error"]["code"]) == (404, "not_found_error", "request_not_found")
 
 
-def test_a_request_is_not_called_unknown_while_a_replica_is_silent():
-    _, status, body, headers, _ = explained(served_by_a_dead_one)
+def test_a_request_is_not_called_unknown_while_a_replica_is_silent(monkeypatch):
+    monkeypatch.setattr("vtoken.serving.front.BROADCAST_TIMEOUT_S", 0.01)
+    _, status, body, headers, results = explained(unknown, more=[BareReplica("full", Silent())])
     assert (status, body["error"]["code"], headers["retry-after"]) == (503, "not_answered", "1")
+    assert results[0].cancelled
 
 
-@pytest.mark.parametrize("error", [TimeoutError("hangs"), DeploymentUnavailableError("engine")])
-def test_a_fleet_that_does_not_answer_about_a_request_is_a_503(error):
-    _, status, body, _, _ = explained(served_by_the_second, error)
+def test_nor_while_an_engine_is_dead():
+    _, status, body, _, _ = explained(served_by_a_dead_one)
+    assert (status, body["error"]["code"]) == (503, "not_answered")
+
+
+def test_a_fleet_without_replicas_that_is_asked_about_a_request_is_a_503():
+    _, status, body, _, _ = explained(unknown, DeploymentUnavailableError("engine"))
     assert (status, body["error"]["code"]) == (503, "not_answered")
 
 
@@ -337,15 +370,11 @@ def test_what_is_no_id_of_a_request_reaches_no_replica(request_id):
     async def given(_engines):
         return request_id
 
-    _, status, body, _, calls = explained(given)
-    assert (status, body["error"]["param"], calls) == (400, "request_id", [])
+    _, status, body, _, results = explained(given)
+    assert (status, body["error"]["param"], results) == (400, "request_id", [])
 
 
 def test_an_engine_that_never_answers_about_a_request_is_given_up(monkeypatch):
-    class Silent:
-        async def explain(self, _request_id):
-            await asyncio.Event().wait()
-
     monkeypatch.setattr("vtoken.serving.replica.EXPLAIN_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutError):
         asyncio.run(BareReplica("r0", Silent()).explain("chatcmpl-0"))

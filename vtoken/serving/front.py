@@ -22,6 +22,7 @@ from vtoken.core.fleet import FleetSnapshot
 from vtoken.core.history import REQUESTS_KEPT
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RoutingTunables, is_fresh
+from vtoken.serving.broadcast import broadcast
 from vtoken.serving.controller import ControllerClient
 from vtoken.serving.limits import check_request, check_request_id, hint_for, parse_body, read_body
 from vtoken.serving.replica import EXPLAIN_TIMEOUT_S
@@ -35,7 +36,7 @@ NO_CONTROLLER = ErrorReply(503, "The controller does not answer; it restarts by 
 
 
 BROADCAST_TIMEOUT_S = EXPLAIN_TIMEOUT_S + 2.0
-"""Above the replicas' own limit, so that one whose engine is slow does not cost the answers of the others."""
+"""Longest wait for a replica's answer: some time for its turn at a full replica, then the engine's."""
 
 
 def error_response(reply: ErrorReply) -> JSONResponse:
@@ -74,7 +75,10 @@ def unknown_request(request_id: str) -> ErrorReply:
 
 def not_answered(request_id: str, retry_after_s: float) -> ErrorReply:
     """A replica that may know the request did not answer."""
-    message = f"Not every replica answered, and none that did knows request {request_id!r}; see /ready, and try again."
+    message = (
+        f"Not every replica answered, and none that did knows request {request_id!r}. A full one answers when one of "
+        "its requests ends; see /v1/vtoken/fleet, and try again."
+    )
     return ErrorReply(503, message, None, "not_answered", retry_after_s)
 
 
@@ -171,15 +175,14 @@ class Front:
         refusal = check_request_id(request_id)
         if refusal is not None:
             return error_response(refusal)
-        try:
-            broadcast = self._engine.broadcast("explain", request_id)
-            answers = await broadcast.results_async(timeout_s=BROADCAST_TIMEOUT_S, return_exceptions=True)
-        except Exception as error:  # noqa: BLE001  # no replica could be asked, or one hangs as a whole
-            answers = [error]
-        for answer in answers:
-            if isinstance(answer, dict) and answer["requests"]:
-                return JSONResponse({"request_id": request_id, **answer})
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        failures = []
+        calls = broadcast(self._engine, "explain", request_id, timeout_s=BROADCAST_TIMEOUT_S)
+        async with contextlib.aclosing(calls) as answers:
+            async for answer in answers:
+                if isinstance(answer, Exception):
+                    failures.append(answer)
+                elif answer["requests"]:
+                    return JSONResponse({"request_id": request_id, **answer})
         if failures:
             logger.warning("request %s: %d replicas did not answer: %r", request_id, len(failures), failures[0])
             return error_response(not_answered(request_id, self._settings.limits.retry_after_s))
