@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     lines = "; ".join(f"{name}: {text}" for name, (text, _) in BENCHMARKS.items())
     parser.add_argument("name", choices=BENCHMARKS, help=lines)
-    parser.add_argument("--quick", action="store_true", help="a quarter of the length")
+    parser.add_argument("--quick", action="store_true", help="a shorter run")
     parser.add_argument("--minutes", type=float, help="length of a soak (default 30; 3 with --quick)")
     parser.add_argument("--data", default=os.environ.get("VTOKEN_DATA"), help="directory with books, for quality")
     parser.add_argument("--out", help="directory for CSV and plots, of quality")
