@@ -50,9 +50,9 @@ class Forgetting:
     def due(self, table: TokenTable) -> bool:
         """Whether the request decides before it decodes: prompt computed, interval over, more live than the target."""
         options = self.options
-        if not options.evicts or table.total < self.prompt_tokens or self.prompt_tokens < options.min_prompt_tokens:
-            return False
         if self.decided_at >= 0 and table.total - self.decided_at < options.interval_tokens:
+            return False  # asked of every row in every step, and nearly always the answer
+        if not options.evicts or table.total < self.prompt_tokens or self.prompt_tokens < options.min_prompt_tokens:
             return False
         return table.live > options.target_tokens(table.total)
 
@@ -70,8 +70,7 @@ class Forgetting:
         """
         self.decided_at = table.total
         live = table.live_ids()
-        low = int(np.searchsorted(live, self.options.protect_sinks))
-        high = int(np.searchsorted(live, table.total - self.options.protect_recent))
+        low, high = live.searchsorted((self.options.protect_sinks, table.total - self.options.protect_recent)).tolist()
         candidates = live[low : max(low, high)]
         excess = min(table.live - self.options.target_tokens(table.total), len(candidates))
         if excess <= 0:
@@ -90,8 +89,8 @@ class Forgetting:
 
 def _all_among(chosen: Ints, candidates: Ints) -> bool:
     """Whether all ids are candidates (at least one, ascending): a search, because a set would look at thousands."""
-    place = np.minimum(np.searchsorted(candidates, chosen), len(candidates) - 1)
-    return bool((candidates[place] == chosen).all())
+    nearest = candidates.take(candidates.searchsorted(chosen), mode="clip")
+    return bool(np.count_nonzero(nearest == chosen) == len(chosen))
 
 
 def _topped_up(chosen: Ints, candidates: Ints, excess: int) -> Ints:

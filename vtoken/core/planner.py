@@ -71,6 +71,8 @@ class Surroundings:
 
     def without(self, released: Ints) -> Surroundings:
         """The same after the request has left some blocks."""
+        if not self.sealed and not self.shared:
+            return self
         gone = frozenset(released.tolist())
         shared = {block: refs for block, refs in self.shared.items() if block not in gone}
         return Surroundings(self.sealed - gone, shared, self.reserve, self.urgency)

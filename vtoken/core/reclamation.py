@@ -7,8 +7,6 @@ blocks that it consumes are claimed here.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vtoken.core.config import Relocation, Variant, VTokenConfig
 from vtoken.core.filling import plan_fill
 from vtoken.core.history import Entry, Event, History
@@ -73,7 +71,7 @@ class Reclamation:
         return plan
 
     def _around(self, row: Row) -> Surroundings:
-        return replace(row.around, reserve=self._reserve.available(), urgency=self._urgency)
+        return Surroundings(row.around.sealed, row.around.shared, self._reserve.available(), self._urgency)
 
     def _accept(self, row: Row, found: Plan | Deferral) -> Plan | None:
         deferral = found if isinstance(found, Deferral) else found.deferral

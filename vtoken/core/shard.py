@@ -107,7 +107,7 @@ class Shard:
             row = self.rows[row_step.request_id]
             self.decisions.keep_up(row)
             decoding = row_step.scheduled_tokens == 1  # so the steps planned ahead bring one token each, too
-            if decoding and row.may_evict and row.forgetting.due(row.table) and self._forget(row):
+            if decoding and row.forgetting.due(row.table) and row.may_evict and self._forget(row):
                 plans += self._in_stream(row, 1 + self.steps_ahead)
         return plans
 
