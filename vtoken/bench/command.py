@@ -44,6 +44,12 @@ def _soak(arguments: argparse.Namespace, console: Console) -> Outcome:
     return soak.run(arguments.model, console, arguments.minutes or minutes)
 
 
+def _identity(arguments: argparse.Namespace, console: Console) -> Outcome:
+    from vtoken.bench import identity
+
+    return identity.run(arguments.model, console, arguments.quick, arguments.data)
+
+
 def _quality(arguments: argparse.Namespace, console: Console) -> Outcome:
     from vtoken.bench import quality
 
@@ -54,6 +60,7 @@ BENCHMARKS: dict[str, tuple[str, Benchmark]] = {
     "bookkeeping": ("Q9: tables, policies and plans per step, by tracked requests; no engine", _of("bookkeeping")),
     "copy": ("the copy engine against a plain copy of as many bytes", _of("copies")),
     "frontier": ("Q4: the largest concurrency without a preemption, at a fixed block budget", _of("frontier")),
+    "identity": ("Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity),
     "idle": ("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
     "quality": ("Q11: perplexity, needle recall and ROUGE-L by policy and share of tokens kept", _quality),
     "reader": ("the strict reader against vLLM's own attention kernel", _of("reader")),
@@ -69,7 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=BENCHMARKS, help=lines)
     parser.add_argument("--quick", action="store_true", help="a shorter run")
     parser.add_argument("--minutes", type=float, help="length of a soak (default 30; 3 with --quick)")
-    parser.add_argument("--data", default=os.environ.get("VTOKEN_DATA"), help="directory with books, for quality")
+    parser.add_argument(
+        "--data", default=os.environ.get("VTOKEN_DATA"), help="directory with books, for quality and identity"
+    )
     parser.add_argument("--out", help="directory for CSV and plots, of quality")
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL", ".cache/models/SmolLM2-135M-Instruct"))
 
