@@ -64,7 +64,7 @@ FULL = [
 ]
 QUICK = [
     Scene("random", 5, 250, 120, 95, interval=8),
-    Scene("streaming_llm", 5, 250, 120, 95, caching=True, interval=8),
+    Scene("streaming_llm", 5, 250, 104, 95, caching=True, interval=8),
 ]
 """Too short for the throughput bar: start and prompts weigh too much."""
 

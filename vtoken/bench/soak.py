@@ -26,15 +26,15 @@ MINUTES, QUICK_MINUTES = 30.0, 3.0
 MODES: dict[str, dict[str, Any]] = {"eager": {}, "lazy": {"relocation": "lazy"}}
 
 SETTINGS: dict[str, Any] = {
-    "reader": "strict", "check_moves": True, "poison_released": True, "headroom_blocks": 8, "hold_seconds": 1.0,
+    "reader": "strict", "check_moves": 1.0, "poison_released": True, "headroom_blocks": 8, "hold_seconds": 1.0,
 }  # fmt: skip
 
 ENGINE: dict[str, Any] = {
-    "dtype": "float32", "block_size": 16, "max_model_len": 560, "max_num_seqs": 12, "max_num_batched_tokens": 64,
+    "dtype": "float32", "block_size": 16, "max_model_len": 600, "max_num_seqs": 16, "max_num_batched_tokens": 64,
     "enable_chunked_prefill": True, "enable_prefix_caching": True, "scheduling_policy": "priority",
-    "num_gpu_blocks_override": 81, "kv_cache_memory_bytes": 1 << 27,
+    "num_gpu_blocks_override": 57, "kv_cache_memory_bytes": 1 << 27,
 }  # fmt: skip
-"""80 usable blocks, about half of what twelve requests of this traffic want."""
+"""56 usable blocks, about a third of what sixteen requests of this traffic want."""
 
 GROWTH_BOUND_MIB = 32.0
 """How much the engine's two processes may grow, together, from the end of the warm-up to the end of a mode.

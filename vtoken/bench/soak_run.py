@@ -20,10 +20,10 @@ import psutil
 from vtoken.bench.soak_traffic import Arrival, Reference, Traffic, candidate_probes, certain, equal, reference
 from vtoken.engine.offline import OfflineEngine
 
-OUTSTANDING = 16
+OUTSTANDING = 20
 """Requests in the engine at any time: more than may run, so some always wait."""
 
-PROBES, CANDIDATES = 6, 30
+PROBES, CANDIDATES = 8, 40
 """Probes, and among how many they are looked for."""
 
 ABORT_ONE, ABORT_THIRD = 0.04, 0.004
@@ -31,8 +31,11 @@ ABORT_ONE, ABORT_THIRD = 0.04, 0.004
 
 CHECK_STEPS, DRAIN_STEPS = 50, 500
 
+LEAST_STEPS = 300
+"""Of a mode, however short its time: fewer show neither preemptions nor probes on a slow machine."""
+
 WARM_UP = 0.25
-"""Share of the time before memory is first sampled."""
+"""Share of a mode before memory is first sampled."""
 
 STALL_S = 60.0
 """An engine that is busy for so long without generating a token is stuck."""
@@ -130,11 +133,12 @@ class Soak:
     def run(self, seconds: float) -> float:
         """Traffic for so long, then the rest finishes; by how many MiB the processes grew after the warm-up."""
         started = time.monotonic()
-        warm_mib = 0.0
+        warm_mib, done = 0.0, 0.0
         with self._noted():
-            while (elapsed := time.monotonic() - started) < seconds:
+            while done < 1.0:
                 self._step()
-                if not warm_mib and elapsed >= WARM_UP * seconds:
+                done = min((time.monotonic() - started) / seconds, self.counts.steps / LEAST_STEPS)
+                if not warm_mib and done >= WARM_UP:
                     warm_mib = _resident_mib()
             grown_mib = _resident_mib() - warm_mib
             while self._engine.busy:

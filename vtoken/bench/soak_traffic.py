@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtoken.bench.prompts import OBJECTS, PLACES, SUBJECTS, VERBS
+from vtoken.core.policies import policy_names
 
 PROBE_EVERY = 3
 """Every so many requests a probe is sent."""
@@ -66,16 +67,26 @@ class Traffic:
         long = self.choice.random() < 0.4
         own = story(self.choice, self.choice.randint(8, 20) if long else self.choice.randint(1, 4))
         begins = document(self.choice.randrange(4)) if self.choice.random() < 0.5 else ""
-        return Arrival(begins + own, options(self.choice), self.choice.randint(8, 80), priority)
+        return Arrival(begins + own, any_options(self.choice), self.choice.randint(8, 140), priority)
 
 
-def options(choice: random.Random) -> dict[str, Any]:
-    """How one request forgets: one in five not at all, the others by either policy and soon."""
-    policy = choice.choice(["none", "streaming_llm", "streaming_llm", "random", "random"])
-    if policy == "none":
-        return {"policy": policy}
+def probe_options(choice: random.Random, index: int) -> dict[str, Any]:
+    """How a probe forgets: often, and at decisions that depend on nothing but its own tokens; one in four not at all."""
+    policy = ("random", "streaming_llm", "random", "none")[index % 4]
+    return {"policy": policy, **({} if policy == "none" else {**_amounts(choice), "interval_tokens": 4})}
+
+
+def any_options(choice: random.Random) -> dict[str, Any]:
+    """How other requests forget: one in four not at all, the others by any policy, some of them between chunks."""
+    policy = choice.choice(policy_names())
+    if policy == "none" or choice.random() < 0.2:
+        return {"policy": "none"}
+    return {"policy": policy, "between_chunks": choice.random() < 0.2, **_amounts(choice)}
+
+
+def _amounts(choice: random.Random) -> dict[str, Any]:
     return {
-        "policy": policy, "budget_tokens": choice.choice([32, 48, 80]), "protect_recent": choice.choice([8, 16]),
+        "budget_tokens": choice.choice([32, 48, 80]), "protect_recent": choice.choice([8, 16]),
         "interval_tokens": choice.choice([4, 8, 16]), "seed": choice.randrange(1000),
     }  # fmt: skip
 
@@ -86,7 +97,7 @@ def candidate_probes(count: int) -> list[Arrival]:
     return [
         Arrival(
             (document(index % 4) if index % 2 else "") + story(choice, choice.randint(4, 12)),
-            options(choice), max_tokens=32, probe=index,
+            probe_options(choice, index), max_tokens=40, probe=index,
         )
         for index in range(count)
     ]  # fmt: skip

@@ -214,7 +214,7 @@ class VTokenConfig:
         variant, relocation, reader: see the enums.
         policy: default options of every request.
         headroom_blocks: reserve for evacuation, inside the pool; None chooses
-            (0 when nothing can need it, else 8).
+            (0 when nothing can need it).
         theta_f: lazy mode acts on a request whose F exceeds this share (paper: 0.25).
         batch_blocks: most source blocks of one evacuation plan.
         low_water: share of the pool; with fewer free blocks, memory is urgent, the more the fewer there

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.vtoken")
 
-AUTO_HEADROOM_BLOCKS = 8
-"""Reserve when `headroom_blocks` is not set and evacuation can happen."""
+AUTO_HEADROOM_BLOCKS = {Relocation.LAZY: 8, Relocation.EAGER: 2}
+"""Reserve when `headroom_blocks` is not set and evacuation can happen. Hole filling needs it for sealed blocks only,
+uses holes first, and leaves as many blocks as it has reserve for; each of them gives one back."""
 
 SHARED_SCAN_SECONDS = 1.0
 """Shared blocks are counted by a scan over the pool, at most this often."""
@@ -39,7 +40,7 @@ def headroom_target(config: VTokenConfig, prefix_caching: bool, spare_blocks: in
         return config.headroom_blocks
     if config.variant is not Variant.VTOKEN:
         return 0
-    wanted = AUTO_HEADROOM_BLOCKS if config.relocation is Relocation.LAZY or prefix_caching else 0
+    wanted = AUTO_HEADROOM_BLOCKS[config.relocation] if config.relocation is Relocation.LAZY or prefix_caching else 0
     return max(min(wanted, spare_blocks), 0)
 
 
