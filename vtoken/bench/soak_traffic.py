@@ -71,7 +71,7 @@ class Traffic:
 
 
 def probe_options(choice: random.Random, index: int) -> dict[str, Any]:
-    """How a probe forgets: often, and at decisions that depend on nothing but its own tokens; one in four not at all."""
+    """How a probe forgets: often, at decisions that depend on its own tokens alone; one in four not at all."""
     policy = ("random", "streaming_llm", "random", "none")[index % 4]
     return {"policy": policy, **({} if policy == "none" else {**_amounts(choice), "interval_tokens": 4})}
 
