@@ -62,16 +62,12 @@ def write_adapter(model_dir: Path, folder: Path, seed: int) -> Path:
 
 def complete(one: OfflineEngine, adapters: dict[str | None, Any], asked: list[Ask], tokens: int) -> list[Any]:
     """Complete requests together, greedily; vLLM's outputs in their order."""
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    for index, (adapter, prompt) in enumerate(asked):
-        one._engine.add_request(str(index), prompt, params, lora_request=adapters[adapter])
+    names = [one.add(prompt, lora=adapters[name], max_tokens=tokens, ignore_eos=True) for name, prompt in asked]
     done: dict[str, Any] = {}
     while one.busy:
-        done |= {output.request_id: output for output in one._engine.step()}
+        done |= {output.request_id: output for output in one.advance()}
     one.settle()
-    return [done[str(index)] for index in range(len(asked))]
+    return [done[name] for name in names]
 
 
 def texts(outputs: list[Any]) -> list[tuple[int, ...]]:

@@ -56,21 +56,21 @@ def test_the_idle_bar(cpu_s: float, substrate_s: float, identical: bool, expecte
 
 
 def test_speed_counts_the_first_interval_in_the_whole_only() -> None:
-    measured = {"native": [cost(1.0)] * 4, "random": [cost(1.7), *[cost(0.5)] * 3]}
-    values = speed.summary([measured, measured])
-    assert list(values) == ["random"]
-    assert values["random"]["whole"] == 1.25
+    native = [cost(1.0)] * 4
+    measured = {"native": native, "random": [cost(1.7), *[cost(0.5)] * 3], "streaming_llm": native}
+    values = speed.summary([measured] * 3)
+    assert values["random"]["whole"] == {"median": 1.25, "interval": [1.25, 1.25], "pairs": 3}
+    assert values["random"]["whole_wall"]["median"] == 1.25
     assert values["random"]["later"]["median"] == 2.0
-    assert values["random"]["later"]["pairs"] == 6
+    assert values["streaming_llm"]["whole"]["median"] == 1.0
 
 
 @pytest.mark.parametrize(("short", "long"), [*product([0.96, 0.98], [0.99, 1.01])])
 def test_the_speed_bar_depends_on_the_length(short: float, long: float) -> None:
-    values = {
-        "512": {"random": {"whole": short}, "streaming_llm": {"whole": 1.5}},
-        "2048": {"random": {"whole": 1.5}, "streaming_llm": {"whole": long}},
-        "4096": {"random": {"whole": 0.1}},
-    }
+    def whole(random: float, streaming: float) -> dict[str, dict[str, dict[str, float]]]:
+        return {"random": {"whole": {"median": random}}, "streaming_llm": {"whole": {"median": streaming}}}
+
+    values = {"512": whole(short, 1.5), "2048": whole(1.5, long), "4096": whole(0.1, 0.1)}
     assert speed.holds(values) is (short == 0.98 and long == 1.01)
 
 

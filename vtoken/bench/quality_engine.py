@@ -88,7 +88,7 @@ class QualityEngine(OfflineEngine):
         names = [self.add(prompt, extra_args={"vtoken": dict(options)}, **sampling) for prompt in prompts]
         evicted, done = self.snapshots.snapshot().tokens_evicted_total, dict[str, Any]()
         while self.busy:
-            done |= {output.request_id: output for output in self._engine.step()}
+            done |= {output.request_id: output for output in self.advance()}
         evicted = self.settle().tokens_evicted_total - evicted
         tokens = sum(len(one.prompt_token_ids) + len(one.outputs[0].token_ids) for one in done.values())
         self.kept = 1 - evicted / tokens

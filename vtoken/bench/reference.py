@@ -96,7 +96,7 @@ class TracedEngine(OfflineEngine):
             for request in requests
         }
         while self.busy:
-            outputs = self._engine.step()
+            outputs = self.advance()
             # The worker knows a request by its id and vLLM's suffix.
             rows = {name.rpartition("-")[0]: row for name, row in self.worker("vtoken_rows").items()}
             for output in outputs:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import psutil
@@ -75,20 +74,11 @@ class Counts:
 
 
 class SoakEngine(OfflineEngine):
-    """An OfflineEngine that takes arrivals and gives vLLM's own outputs."""
+    """An OfflineEngine that takes arrivals and tells who holds which blocks."""
 
     def send(self, arrival: Arrival) -> str:
         """Enqueue a request with its priority; its id."""
-        self._engine.add_request = partial(self._engine.add_request, priority=arrival.priority)
-        try:
-            return self.add(arrival.prompt, **arrival.sampling)
-        finally:
-            del self._engine.add_request  # the class's own is visible again
-
-    def advance(self) -> list[Any]:
-        """One engine step; the RequestOutputs of the requests that advanced."""
-        outputs: list[Any] = self._engine.step()
-        return outputs
+        return self.add(arrival.prompt, priority=arrival.priority, **arrival.sampling)
 
     def block_lists(self) -> dict[str, set[int]]:
         """Per request that holds blocks, their ids as the scheduler knows them."""

@@ -9,8 +9,9 @@ Every engine has 32 tokens per block, the least that unmodified vLLM takes, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,37 +40,50 @@ BARS = {512: 0.97, 2048: 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`batch` requests per engine; decision intervals decoded, and rounds, by prompt length."""
+    """`batch` requests per engine, `intervals` decision intervals decoded; how often, by prompt length.
+
+    Every time with fresh engines, and as often as the longest list says.
+    """
 
     batch: int
     intervals: int
-    rounds: dict[int, int]
+    repeats: dict[int, int]
 
 
-FULL = Scale(batch=4, intervals=5, rounds={512: 2, 2048: 2, 4096: 1})
-QUICK = Scale(batch=4, intervals=2, rounds={512: 1, 2048: 1})
+FULL = Scale(batch=4, intervals=3, repeats={512: 5, 2048: 5, 4096: 1})
+QUICK = Scale(batch=4, intervals=2, repeats={512: 1, 2048: 1})
 
 Round = dict[str, list[Cost]]
-"""By engine, the cost of every interval."""
+"""By engine, the cost of every interval of one prompt length."""
 
 
 def run(model: str, console: Console, *, quick: bool) -> Outcome:
     """Measure every prompt length."""
     scale = QUICK if quick else FULL
-    longest = max(scale.rounds) + (scale.intervals + 1) * INTERVAL
+    found: dict[int, list[Round]] = {context: [] for context in scale.repeats}
+    for start in range(max(scale.repeats.values())):
+        with _engines(model, scale, start) as engines:
+            for context, repeats in scale.repeats.items():
+                if start < repeats:
+                    found[context].append(_round(engines, scale, context))
+                    console.log(f"start {start + 1}, {context} tokens: {summary(found[context])}")
+    values: dict[str, Any] = {str(context): summary(rounds) for context, rounds in found.items()}
+    passed = holds(values)
+    return Outcome("speed", passed, {**values, "block_size": stepper.BLOCK_SIZE, "batch": scale.batch})
+
+
+@contextmanager
+def _engines(model: str, scale: Scale, start: int) -> Iterator[dict[str, Child]]:
+    """Fresh engines, in the order in which they take turns: another one at each start."""
+    names = list(ARMS)
+    longest = max(scale.repeats) + (scale.intervals + 1) * INTERVAL
     options = {
         "dtype": "bfloat16", "max_model_len": longest, "max_num_seqs": scale.batch,
         "max_num_batched_tokens": scale.batch * longest, "kv_cache_memory_bytes": 1 << 29,
     }  # fmt: skip
-    values: dict[str, Any] = {"block_size": stepper.BLOCK_SIZE, "batch": scale.batch}
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(stepper.start(model, arm, **options)) for name, arm in ARMS.items()}
-        for context, rounds in scale.rounds.items():
-            measured = [_round(engines, scale, context) for _ in range(rounds)]
-            values[str(context)] = summary(measured)
-            console.log(f"{context} tokens: {values[str(context)]}")
-        values["moves"] = {name: engines[name].call("totals")["moves_total"] for name in ARMS if name != NATIVE}
-    return Outcome("speed", holds(values), values)
+        order = [names[(start + index) % len(names)] for index in range(len(names))]
+        yield {name: stack.enter_context(stepper.start(model, ARMS[name], **options)) for name in order}
 
 
 def _round(engines: Mapping[str, Child], scale: Scale, context: int) -> Round:
@@ -85,27 +99,25 @@ def _round(engines: Mapping[str, Child], scale: Scale, context: int) -> Round:
 
 
 def summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Of one prompt length, by policy: throughput over that of unmodified vLLM.
+    """Of one prompt length, by policy: throughput over that of unmodified vLLM, medians over the rounds.
 
-    `whole` compares all decoding, the first decision with its many moves included; the others are medians
-    over the intervals after the first one.
+    `whole` is all decoding, the first decision with its many moves included; `later` is without its interval.
+    Both count tokens per CPU second; `whole_wall` counts tokens per second.
     """
-    return {name: _compared(rounds, name) for name in rounds[0] if name != NATIVE}
+    return {name: _compared(rounds, name) for name in ARMS if name != NATIVE}
 
 
 def _compared(rounds: Sequence[Round], name: str) -> dict[str, Any]:
-    by_round = [list(zip(measured[name], measured[NATIVE], strict=True)) for measured in rounds]
-    whole = [pair for pairs in by_round for pair in pairs]
-    later = [pair for pairs in by_round for pair in pairs[1:]]
-    ours, theirs = [first for first, _ in whole], [second for _, second in whole]
-    return {
-        "whole": round(sum(c.cpu_s for c in theirs) / sum(c.cpu_s for c in ours), 4),
-        "whole_wall": round(sum(c.wall_s for c in theirs) / sum(c.wall_s for c in ours), 4),
-        "later": ratio([b.cpu_s for _, b in later], [a.cpu_s for a, _ in later]).to_mapping(),
-        "later_wall": ratio([b.wall_s for _, b in later], [a.wall_s for a, _ in later]).to_mapping(),
-    }
+    def speed(field: str, first: int) -> dict[str, Any]:
+        ours, theirs = (
+            [math.fsum(getattr(cost, field) for cost in measured[arm][first:]) for measured in rounds]
+            for arm in (name, NATIVE)
+        )
+        return ratio(theirs, ours).to_mapping()
+
+    return {"whole": speed("cpu_s", 0), "whole_wall": speed("wall_s", 0), "later": speed("cpu_s", 1)}
 
 
 def holds(values: Mapping[str, Any]) -> bool:
     """Whether each policy is above the bar at each length that has one."""
-    return all(arm["whole"] > bar for context, bar in BARS.items() for arm in values[str(context)].values())
+    return all(arm["whole"]["median"] > bar for context, bar in BARS.items() for arm in values[str(context)].values())

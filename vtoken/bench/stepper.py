@@ -11,6 +11,7 @@ with the same requests at the same lengths.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,8 +21,13 @@ from vtoken.bench.child import Child
 from vtoken.core.config import VTokenConfig
 from vtoken.core.telemetry import Snapshot
 
-ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""Makes vLLM keep scheduler and worker in one process, on one thread."""
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else vLLM on the CPU replaces the `uni` executor
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "THP_MEM_ALLOC_ENABLE": "1",  # huge pages for torch: where weights happen to lie matters less
+}
+PRELOAD = ("vtoken.engine.connector", "vllm.v1.engine.llm_engine")  # not the worker: vLLM must load it itself
 
 BLOCK_SIZE = 32
 """For every engine of a comparison: unmodified vLLM takes multiples of 32 only."""
@@ -136,8 +142,9 @@ class Stepper:
 
 
 def start(model: str, config: Mapping[str, Any] | None, **engine_kwargs: Any) -> Child:
-    """A Stepper in a process of its own."""
-    return Child(ONE_PROCESS, Stepper, model, config, engine_kwargs)
+    """A Stepper in a process of its own. Changes this process's environment, which the other one inherits."""
+    os.environ.update(ENVIRONMENT)
+    return Child(Stepper, model, config, engine_kwargs, preload=PRELOAD)
 
 
 def advance_in_turn(engines: Sequence[Child], steps: int) -> list[Cost]:

@@ -59,25 +59,31 @@ class OfflineEngine:
 
     # ---- one step at a time ----------------------------------------------------------------------
 
-    def add(self, prompt: Prompt, **sampling: Any) -> str:
-        """Enqueue a request; its id. Greedy unless `sampling` says otherwise."""
+    def add(self, prompt: Prompt, *, priority: int = 0, lora: Any = None, **sampling: Any) -> str:
+        """Enqueue a request; its id. Greedy unless `sampling` says otherwise; `lora` is vLLM's LoRARequest."""
         from vllm import SamplingParams, TokensPrompt
 
         self._count += 1
         name = f"offline-{self._count}"
         given = prompt if isinstance(prompt, str) else TokensPrompt(prompt_token_ids=prompt)
-        self._engine.add_request(name, given, SamplingParams(**{"temperature": 0.0, **sampling}))
+        params = SamplingParams(**{"temperature": 0.0, **sampling})
+        self._engine.add_request(name, given, params, lora_request=lora, priority=priority)
         return name
 
     def abort(self, names: Sequence[str]) -> None:
         """Stop requests; unknown ids are fine."""
         self._engine.abort_request(list(names))
 
+    def advance(self) -> list[Any]:
+        """One engine step; vLLM's own RequestOutputs of the requests that advanced."""
+        outputs: list[Any] = self._engine.step()
+        return outputs
+
     def step(self) -> list[tuple[str, Completion, bool]]:
         """One engine step: (id, text so far, finished) of the requests that advanced."""
         return [
             (output.request_id, Completion(output.outputs[0].text, tuple(output.outputs[0].token_ids)), output.finished)
-            for output in self._engine.step()
+            for output in self.advance()
         ]
 
     @property
