@@ -1,4 +1,6 @@
 import json
+from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -74,3 +76,46 @@ def test_a_target_keeps_the_protected_and_never_exceeds_what_there_is(
     target = options.target_tokens(total)
     assert min(total, sinks + recent) <= target <= total
     assert target >= min(ratio * total, total)
+
+
+BETWEEN = PolicyOptions("streaming_llm", 256, interval_tokens=32, between_chunks=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "none"},
+        {"budget_tokens": 257},
+        {"keep_ratio": 0.5},
+        {"interval_tokens": 33},
+        {"between_chunks": False},
+        {"min_prompt_tokens": 1000},
+    ],
+    ids=str,
+)
+def test_where_memory_is_planned_for_eviction_a_request_may_not_keep_more(options: dict[str, Any]) -> None:
+    with pytest.raises(RequestOptionError, match="keep no more tokens than the engine's default"):
+        BETWEEN.override(options)
+
+
+@pytest.mark.parametrize("options", [{"budget_tokens": 64}, {"interval_tokens": 8}, {"policy": "random"}, {}], ids=str)
+def test_it_may_forget_more(options: dict[str, Any]) -> None:
+    changed = BETWEEN.override(options)
+    assert all(getattr(changed, key) == value for key, value in options.items())
+
+
+@given(
+    total=st.integers(1, 5000), chunk=st.integers(2, 600), budget=st.integers(40, 400), interval=st.integers(1, 64),
+)  # fmt: skip
+def test_the_peak_is_what_a_walk_through_the_chunks_needs(total: int, chunk: int, budget: int, interval: int) -> None:
+    """Evict after each chunk, then decode with a decision every `interval` tokens: never more at once than the peak."""
+    options = PolicyOptions("streaming_llm", budget, interval_tokens=interval, between_chunks=True)
+    live, seen = 0, 0
+    while seen < total:
+        step = min(chunk, total - seen)
+        live, seen = live + step, seen + step
+        assert live <= options.peak_tokens(total, chunk)
+        live = min(live, options.target_tokens(seen))
+    assert options.peak_tokens(total, None) == total
+    assert replace(options, between_chunks=False).peak_tokens(total, chunk) == total
+    assert live + interval + 1 <= options.peak_tokens(total + 10**6, chunk)
