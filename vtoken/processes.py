@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import uuid
+from collections.abc import Iterator
 
 import psutil
 
@@ -24,6 +25,32 @@ END_TIMEOUT_S = 15.0
 
 TERM_TIMEOUT_S = 3.0
 """How long after SIGTERM before SIGKILL."""
+
+
+@contextlib.contextmanager
+def no_child_left() -> Iterator[None]:
+    """If the body fails, the children that it started are ended: nobody else knows them then."""
+    before = _children()
+    try:
+        yield
+    except BaseException:
+        started = list(_children() - before)
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for child in started:
+                with contextlib.suppress(psutil.Error):
+                    end(child)
+            psutil.wait_procs(started, timeout=TERM_TIMEOUT_S)
+        raise
+
+
+def _children() -> set[psutil.Process]:
+    """This process's descendants, but for Python's resource tracker, which outlives whoever started it."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                found.add(child)
+    return found
 
 
 class Mark:

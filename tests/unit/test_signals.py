@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vtoken.processes import Mark
+from vtoken.processes import Mark, no_child_left
 from vtoken.signals import STOPPING, stop_on_signals, undisturbed
 
 
@@ -49,3 +49,38 @@ def test_marked_processes_are_found_after_they_renamed_themselves_and_when_nobod
     assert len(mark.processes()) == 1
     mark.end_processes(signal_first=signal.SIGTERM)
     assert mark.processes() == []
+
+
+def start_sleeper(*, stubborn: bool) -> subprocess.Popen[bytes]:
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if stubborn else ""
+    program = f"import signal, time; {ignore}print('ready', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    return child
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_start_that_fails_leaves_no_child_and_touches_no_older_one(*, stubborn: bool) -> None:
+    older = start_sleeper(stubborn=False)
+    started = []
+
+    def start_and_fail() -> None:
+        with no_child_left():
+            started.append(start_sleeper(stubborn=stubborn))
+            raise RuntimeError("does not fit")
+
+    with pytest.raises(RuntimeError, match="does not fit"):
+        start_and_fail()
+    assert started[0].wait(10) == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
+    assert older.poll() is None
+    older.kill()
+    older.wait()
+
+
+def test_a_start_that_succeeds_keeps_its_children() -> None:
+    with no_child_left():
+        child = start_sleeper(stubborn=False)
+    assert child.poll() is None
+    child.kill()
+    child.wait()

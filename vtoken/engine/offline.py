@@ -14,6 +14,7 @@ from vtoken.core.config import VTokenConfig
 from vtoken.core.telemetry import Snapshot
 from vtoken.engine.args import engine_args
 from vtoken.engine.stats import SnapshotLogger
+from vtoken.processes import no_child_left
 
 Prompt = str | list[int]
 
@@ -49,9 +50,10 @@ class OfflineEngine:
             arguments = engine_args(config, **arguments)
         vllm_config = EngineArgs(model=model, **arguments).create_engine_config(UsageContext.LLM_CLASS)
         self.snapshots = SnapshotLogger()
-        self._engine = LLMEngine(
-            vllm_config, Executor.get_class(vllm_config), log_stats=True, stat_loggers=[self._logger]
-        )
+        with no_child_left():  # vLLM leaves the worker running when the engine does not like what it reports
+            self._engine = LLMEngine(
+                vllm_config, Executor.get_class(vllm_config), log_stats=True, stat_loggers=[self._logger]
+            )
         self._count = 0
 
     def _logger(self, vllm_config: Any, engine_index: int = 0) -> SnapshotLogger:
