@@ -33,16 +33,23 @@ from vtoken.core.telemetry import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Size of a run: `requests` that generate up to `tokens` tokens each; `probes` of them alone as well."""
+    """Size of a run.
+
+    Attributes:
+        requests: with prompts of up to `longest_tokens`, that generate up to `tokens` tokens each.
+        probes: so many of them are completed alone, too.
+        controls: so many of them the reference part runs unevicted, too, and compares with a spoilt reference.
+    """
 
     requests: int
     longest_tokens: int
     tokens: int
     probes: int
+    controls: int
 
 
-FULL = Scale(requests=144, longest_tokens=400, tokens=60, probes=8)
-QUICK = Scale(requests=24, longest_tokens=200, tokens=40, probes=2)
+FULL = Scale(requests=144, longest_tokens=400, tokens=60, probes=8, controls=8)
+QUICK = Scale(requests=24, longest_tokens=150, tokens=40, probes=2, controls=4)
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32", "block_size": 16, "max_model_len": 1024, "max_num_seqs": 160, "max_num_batched_tokens": 2048,
@@ -56,9 +63,6 @@ AUTO: dict[str, Any] = {"reader": "auto"}
 
 DELAYS_S = (0.0, 0.1, 1.0)
 """What slow copies wait for, in turn: nothing, about a step, and several steps, in which requests may end."""
-
-CONTROLS = 8
-"""Requests that the reference part also runs unevicted, and also compares with a spoilt reference."""
 
 
 @dataclass(slots=True)
@@ -129,6 +133,7 @@ class Proof:
         maker = RequestMaker.of_model(model, data)
         self._requests = maker.requests(scale.requests, scale.longest_tokens, scale.tokens)
         self._probes = Random(0).sample(range(scale.requests), scale.probes)
+        self._controls = scale.controls
 
     def plugin(self) -> None:
         """The plugin without a policy, against vLLM without the plugin."""
@@ -187,15 +192,15 @@ class Proof:
 
     def reference(self, name: str, dtype: str, settings: Mapping[str, Any]) -> None:
         """What `reader: auto` computes, against the dense reference."""
-        unevicted = [replace(request, options={"policy": "none"}) for request in self._requests[:CONTROLS]]
+        unevicted = [replace(request, options={"policy": "none"}) for request in self._requests[: self._controls]]
         with engine(self._model, {**AUTO, **settings}, dtype=dtype) as auto:
             traces = auto.trace(self._requests)
             if dtype == "float32":
-                self.company(name, auto, [tuple(trace.generated) for trace in traces])
+                self.company(f"auto, {name}", auto, [tuple(trace.generated) for trace in traces])
             traces += auto.trace(unevicted)
         reference = Reference.of_directory(self._model)
         found = [compare(trace, reference) for trace in traces]
-        spoilt = [compare(trace, reference, one_key_less) for trace in traces[:CONTROLS]]
+        spoilt = [compare(trace, reference, one_key_less) for trace in traces[: self._controls]]
         part, tolerance, count = self.parts["reference"], TOLERANCE[dtype], len(self._requests)
         part.count(name, [one.agrees(tolerance) for one in found])
         shown = sum(not one.agrees(tolerance) for one in spoilt)
