@@ -9,6 +9,7 @@ import pytest
 from vtoken.bench import idle, rows, speed
 from vtoken.bench.pairs import Ratio
 from vtoken.bench.stepper import Cost, prompts
+from vtoken.bench.twins import Pair
 
 
 def cost(cpu_s: float, *, tokens: int = 100, substrate_s: float = 0.0) -> Cost:
@@ -30,7 +31,7 @@ def test_prompts_have_the_length_asked_for_and_differ_from_their_first_token_on(
 
 
 def test_idle_reports_share_of_wall_time_and_ratios_per_token() -> None:
-    runs = [idle.Run(cost(1.02, substrate_s=0.0102), cost(1.0), identical=True) for _ in range(3)]
+    runs = [Pair(cost(1.02, substrate_s=0.0102), cost(1.0), identical=True) for _ in range(3)]
     values = idle.summary(runs)
     assert values["substrate_share"] == 0.005
     assert values["substrate_us_per_step"] == 102.0
@@ -48,7 +49,7 @@ def test_idle_reports_share_of_wall_time_and_ratios_per_token() -> None:
     ],
 )
 def test_the_idle_bar(cpu_s: float, substrate_s: float, identical: bool, expected: bool) -> None:
-    run = idle.Run(cost(cpu_s, substrate_s=substrate_s), cost(1.0), identical)
+    run = Pair(cost(cpu_s, substrate_s=substrate_s), cost(1.0), identical)
     assert idle.holds(idle.summary([run])) is expected
 
 

@@ -48,14 +48,14 @@ class Scale:
     controls: int
 
 
-FULL = Scale(requests=144, longest_tokens=400, tokens=60, probes=8, controls=8)
+FULL = Scale(requests=144, longest_tokens=400, tokens=52, probes=8, controls=8)
 QUICK = Scale(requests=24, longest_tokens=150, tokens=40, probes=2, controls=4)
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32", "block_size": 16, "max_model_len": 1024, "max_num_seqs": 160, "max_num_batched_tokens": 2048,
     "enable_prefix_caching": False, "num_gpu_blocks_override": 2400, "kv_cache_memory_bytes": 1 << 31,
 }  # fmt: skip
-"""Room for all requests of a full run at once, unevicted: 144 of 90 + 60 tokens on average."""
+"""Room for all requests of a full run at once, unevicted: 144 of 100 + 52 tokens on average."""
 
 STRICT: dict[str, Any] = {"reader": "strict", "check_moves": 1.0, "poison_released": True}
 LAZY: dict[str, Any] = {"relocation": "lazy", "headroom_blocks": 48, "theta_f": 0.1}
@@ -209,7 +209,8 @@ class Proof:
             "hidden_key_shows": f"{shown} of {len(spoilt)}", "tolerance": asdict(tolerance),
         }  # fmt: skip
         part.require(f"{name}: something is forgotten", part.notes[name]["forgotten"] > 0)
-        part.require(f"{name}: a hidden key shows", shown > len(spoilt) / 2)
+        part.require(f"{name}: small on average", part.notes[name]["mean_difference"] <= tolerance.overall)
+        part.require(f"{name}: a hidden key shows", summary(spoilt)["mean_difference"] > tolerance.overall)
         self._log(f"reference, {name}: {part.notes[name]}")
 
     def _compare(self, part: str, name: str, found: Sequence[Any], expected: Sequence[Any]) -> None:

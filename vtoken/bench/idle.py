@@ -1,28 +1,24 @@
 """Q5: what an engine pays for vToken while nothing is evicted.
 
-Two engines with the same requests, one of them unmodified vLLM, take turns of a few steps. Judged by the share of
-step time that vToken counts itself, and by the ratio of CPU seconds per token, which also holds what is not counted:
-the scheduler's side, the metadata builder, statistics, and vLLM's own work for a connector.
-
-Two processes of one program differ by up to 2 % for life: where their memory lies decides what a cache can keep. So a
-pair is two fresh engines with one run of each (admission, prompts, decoding, the end), and there are many pairs.
+The same requests in two engines, one of them unmodified vLLM (see `twins`). Judged by the share of step time that
+vToken counts itself, and by the ratio of CPU seconds per token, which also holds what is not counted: the
+scheduler's side, the metadata builder, statistics, and vLLM's own work for a connector. The control compares
+unmodified vLLM with itself in the same way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from vtoken.bench import stepper
-from vtoken.bench.child import Child
 from vtoken.bench.command import Outcome
 from vtoken.bench.pairs import ratio
-from vtoken.bench.stepper import Cost
+from vtoken.bench.twins import Pair, Twins
 
 SHARE_BAR = 0.01
 """Of the step time, inside the substrate."""
@@ -30,80 +26,68 @@ SHARE_BAR = 0.01
 CPU_BAR = 1.01
 """CPU seconds per token over those of unmodified vLLM, median."""
 
-PROMPT_TOKENS = 32
-WARM_UP_TOKENS = 8
-TURN_STEPS = 8
+PROMPT_TOKENS, WARM_UP_TOKENS, TOKENS = 32, 8, 24
+
+OPTIONS = {"dtype": "bfloat16", "max_model_len": 256, "max_num_seqs": 16, "kv_cache_memory_bytes": 1 << 28}
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`starts` pairs of engines; each runs `tokens` tokens at each concurrency."""
+    """`pairs` runs at each concurrency, with each of `starts` fresh processes; the control has one process."""
 
     concurrencies: tuple[int, ...]
     starts: int
-    tokens: int
+    pairs: int
 
 
-FULL = Scale((1, 8, 16), starts=15, tokens=48)
-QUICK = Scale((1, 8), starts=3, tokens=24)
+FULL = Scale((1, 8, 16), starts=3, pairs=8)
+QUICK = Scale((1, 8), starts=1, pairs=5)
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One pair: what the same requests cost in both engines."""
-
-    idle: Cost
-    native: Cost
-    identical: bool
+Found = dict[int, list[Pair]]
+"""Pairs by concurrency."""
 
 
 def run(model: str, console: Console, *, quick: bool) -> Outcome:
     """Measure each concurrency."""
     scale = QUICK if quick else FULL
-    found: dict[int, list[Run]] = {concurrency: [] for concurrency in scale.concurrencies}
-    for start in range(scale.starts):
-        with _engines(model, native_first=bool(start % 2)) as engines:
-            for concurrency, runs in found.items():
-                _pair(engines, concurrency, WARM_UP_TOKENS)
-                runs.append(_pair(engines, concurrency, scale.tokens))
-                console.log(f"start {start + 1} of {scale.starts}, {concurrency} requests: {summary(runs)}")
-    values = {str(concurrency): summary(runs) for concurrency, runs in found.items()}
-    return Outcome("idle", all(map(holds, values.values())), values)
+    control = _measure(model, None, scale)
+    console.log(f"control: {values_of(control)}")
+    found: Found = {concurrency: [] for concurrency in scale.concurrencies}
+    for _ in range(scale.starts):
+        for concurrency, pairs in _measure(model, {}, scale).items():
+            found[concurrency] += pairs
+        console.log(f"idle: {values_of(found)}")
+    values = values_of(found)
+    unmodified = {name: value["cpu_per_token_over_native"] for name, value in values_of(control).items()}
+    return Outcome("idle", all(map(holds, values.values())), {**values, "control": unmodified})
 
 
-@contextmanager
-def _engines(model: str, *, native_first: bool) -> Iterator[dict[str, Child]]:
-    """Two fresh engines, in the order in which they take turns."""
-    arms: dict[str, dict[str, Any] | None] = {"idle": {}, "native": None}
-    order = reversed(arms) if native_first else iter(arms)
-    options = {"dtype": "bfloat16", "max_model_len": 256, "max_num_seqs": 16, "kv_cache_memory_bytes": 1 << 28}
-    with ExitStack() as stack:
-        yield {name: stack.enter_context(stepper.start(model, arms[name], **options)) for name in order}
+def _measure(model: str, config: dict[str, Any] | None, scale: Scale) -> Found:
+    """All pairs of one process."""
+    found: Found = {}
+    with stepper.in_process(Twins, model, config, OPTIONS) as twins:
+        for concurrency in scale.concurrencies:
+            twins.call("run", concurrency, PROMPT_TOKENS, WARM_UP_TOKENS)  # first steps are not representative
+            found[concurrency] = [twins.call("run", concurrency, PROMPT_TOKENS, TOKENS) for _ in range(scale.pairs)]
+    return found
 
 
-def _pair(engines: Mapping[str, Child], concurrency: int, tokens: int) -> Run:
-    """The same requests in both engines, in turns."""
-    given, order = stepper.prompts(concurrency, PROMPT_TOKENS), list(engines.values())
-    costs = [engine.call("add", given, tokens) for engine in order]
-    while any(cost.busy for cost in costs):
-        costs = [a + b for a, b in zip(costs, stepper.advance_in_turn(order, TURN_STEPS), strict=True)]
-    outputs = [engine.call("outputs") for engine in order]
-    found = dict(zip(engines, costs, strict=True))
-    return Run(found["idle"], found["native"], identical=outputs[0] == outputs[1])
+def values_of(found: Found) -> dict[str, dict[str, Any]]:
+    """The values of every concurrency."""
+    return {str(concurrency): summary(pairs) for concurrency, pairs in found.items()}
 
 
-def summary(runs: Sequence[Run]) -> dict[str, Any]:
-    """The values of one concurrency; ratios are medians over the pairs of engines."""
-    steps = sum(run.idle.steps for run in runs)
-    substrate_s = math.fsum(run.idle.substrate_s for run in runs)
-    cpu = ratio([run.idle.cpu_s / run.idle.tokens for run in runs], [r.native.cpu_s / r.native.tokens for r in runs])
-    wall = ratio([run.idle.wall_s / run.idle.tokens for run in runs], [r.native.wall_s / r.native.tokens for r in runs])
+def summary(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """The values of one concurrency; ratios are medians over the pairs."""
+    substrate_s = math.fsum(pair.ours.substrate_s for pair in pairs)
     return {
-        "substrate_share": round(substrate_s / math.fsum(run.idle.wall_s for run in runs), 5),
-        "substrate_us_per_step": round(1e6 * substrate_s / steps, 1),
-        "cpu_per_token_over_native": cpu.to_mapping(),
-        "wall_per_token_over_native": wall.to_mapping(),
-        "outputs_identical": all(run.identical for run in runs),
+        "substrate_share": round(substrate_s / math.fsum(pair.ours.wall_s for pair in pairs), 5),
+        "substrate_us_per_step": round(1e6 * substrate_s / sum(pair.ours.steps for pair in pairs), 1),
+        "cpu_per_token_over_native": ratio([p.ours.cpu_s for p in pairs], [p.native.cpu_s for p in pairs]).to_mapping(),
+        "wall_per_token_over_native": ratio(
+            [p.ours.wall_s for p in pairs], [p.native.wall_s for p in pairs]
+        ).to_mapping(),
+        "outputs_identical": all(pair.identical for pair in pairs),
     }
 
 

@@ -38,19 +38,31 @@ TOP = 20
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Largest accepted difference of a log-probability, and of their mean over one request, in nats."""
+    """Accepted differences of log-probabilities, in nats.
+
+    Attributes:
+        largest, mean: within one request. overall: on average over all requests.
+    """
 
     largest: float
     mean: float
+    overall: float
 
 
-TOLERANCE = {"float32": Tolerance(1e-3, 1e-4), "bfloat16": Tolerance(1.5, 0.1)}
+TOLERANCE = {"float32": Tolerance(1e-3, 1e-4, 2e-5), "bfloat16": Tolerance(2.5, 0.2, 0.07)}
 """By the engine's dtype.
 
-Engine and reference have the same weights (bfloat16 in the file) and formulas; they round differently, with or without
-evictions: requests that forget nothing differ by up to 6e-5 (on average 8e-6) in float32, by up to 0.85 (0.075) in
-bfloat16, where a logit between 16 and 32 is a multiple of 1/8. One wrongly hidden key changes some log-probability of
-a request by 0.6 to 6, and their mean by 0.07 to 0.26. Each run measures both again.
+Engine and reference have the same weights (bfloat16 in the file) and formulas; they round differently, whether tokens
+are forgotten or not. Seen in 64 to 144 requests, of each the 20 likeliest tokens:
+
+                                            float32                   bfloat16
+                                            largest   overall         largest   mean     overall
+    nothing forgotten                       7e-5      8e-6            0.85      0.075    0.054
+    forgotten                               1.1e-4    8e-6            1.19      0.099    0.053
+    the reference misses one key per step   0.6 to 8  0.11 to 0.24    0.6 to 8  0.07 up  0.14 to 0.24
+
+In bfloat16 a logit between 16 and 32 is a multiple of 1/8, and the largest differences are those of tokens with a
+probability below 1e-6. One request's noise may exceed the effect of a missing key there; the overall mean does not.
 """
 
 

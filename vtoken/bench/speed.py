@@ -21,7 +21,7 @@ from vtoken.bench import stepper
 from vtoken.bench.child import Child
 from vtoken.bench.command import Outcome
 from vtoken.bench.pairs import ratio
-from vtoken.bench.stepper import Cost
+from vtoken.bench.stepper import Cost, Stepper
 
 NATIVE = "native"
 INTERVAL = 32
@@ -83,7 +83,7 @@ def _engines(model: str, scale: Scale, start: int) -> Iterator[dict[str, Child]]
     }  # fmt: skip
     with ExitStack() as stack:
         order = [names[(start + index) % len(names)] for index in range(len(names))]
-        yield {name: stack.enter_context(stepper.start(model, ARMS[name], **options)) for name in order}
+        yield {name: stack.enter_context(stepper.in_process(Stepper, model, ARMS[name], options)) for name in order}
 
 
 def _round(engines: Mapping[str, Child], scale: Scale, context: int) -> Round:

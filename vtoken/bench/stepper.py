@@ -1,9 +1,9 @@
-"""Engines that are measured side by side: each in a process of its own, driven a few steps at a time.
+"""Engines that are measured side by side, driven a few steps at a time.
 
-Scheduler and worker share that process and its one thread (vLLM's `uni` executor). In vLLM's usual two
-processes each side waits for the other in a busy loop, so their CPU seconds would be waiting; here every CPU
-second is work, of the scheduler, the worker and all of vToken. The messages between the two processes are
-what this leaves out.
+Scheduler and worker share one process and one thread (vLLM's `uni` executor). In vLLM's usual two processes
+each side waits for the other in a busy loop, so their CPU seconds would be waiting; here every CPU second is
+work, of the scheduler, the worker and all of vToken. The messages between the two processes are what this
+leaves out.
 
 Stepping turn by turn makes the pairs tight: the n-th steps of two engines are a fraction of a second apart,
 with the same requests at the same lengths.
@@ -63,14 +63,18 @@ class Cost:
 
 
 class Stepper:
-    """One engine inside the child process; every method but `outputs` and `totals` says what it cost."""
+    """One engine whose scheduler and worker are in this process; its methods say what they cost.
+
+    Attributes:
+        engine: the engine itself.
+    """
 
     def __init__(self, model: str, config: Mapping[str, Any] | None, engine_kwargs: Mapping[str, Any]) -> None:
         """`config=None` is vLLM without vToken."""
         from vtoken.engine.offline import OfflineEngine
 
         settings = None if config is None else VTokenConfig.from_mapping(config)
-        self._engine = OfflineEngine(
+        self.engine = OfflineEngine(
             model, settings, block_size=BLOCK_SIZE, distributed_executor_backend="uni",
             enable_prefix_caching=False, **engine_kwargs,
         )  # fmt: skip
@@ -82,7 +86,7 @@ class Stepper:
 
         def work() -> int:
             for prompt in prompts:
-                self._outputs[self._engine.add(prompt, max_tokens=tokens, ignore_eos=True)] = ()
+                self._outputs[self.engine.add(prompt, max_tokens=tokens, ignore_eos=True)] = ()
             return 0
 
         return self._cost(work)
@@ -104,11 +108,11 @@ class Stepper:
 
         def work() -> int:
             done = 0
-            while done < steps and self._engine.busy:
+            while done < steps and self.engine.busy:
                 self._step()
                 done += 1
-            if not self._engine.busy:
-                self._engine.settle()
+            if not self.engine.busy:
+                self.engine.settle()
             return done
 
         return self._cost(work)
@@ -119,10 +123,10 @@ class Stepper:
 
     def totals(self) -> dict[str, Any]:
         """The engine's snapshot; all zero without vToken."""
-        return asdict(self._engine.snapshots.snapshot())
+        return asdict(self.engine.snapshots.snapshot())
 
     def _step(self) -> None:
-        self._outputs |= {name: completion.token_ids for name, completion, _ in self._engine.step()}
+        self._outputs |= {name: completion.token_ids for name, completion, _ in self.engine.step()}
 
     def _generated(self) -> int:
         return sum(map(len, self._outputs.values()))
@@ -133,18 +137,18 @@ class Stepper:
         steps = work()
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
         return Cost(
-            steps, self._generated() - tokens, wall_s, cpu_s, self._substrate_s() - substrate_s, self._engine.busy
+            steps, self._generated() - tokens, wall_s, cpu_s, self._substrate_s() - substrate_s, self.engine.busy
         )
 
     def _substrate_s(self) -> float:
-        snapshot: Snapshot = self._engine.snapshots.snapshot()
+        snapshot: Snapshot = self.engine.snapshots.snapshot()
         return snapshot.substrate_seconds_total
 
 
-def start(model: str, config: Mapping[str, Any] | None, **engine_kwargs: Any) -> Child:
-    """A Stepper in a process of its own. Changes this process's environment, which the other one inherits."""
+def in_process(factory: Callable[..., Any], *arguments: Any) -> Child:
+    """A process that can hold an engine. Changes this process's environment, which the other one inherits."""
     os.environ.update(ENVIRONMENT)
-    return Child(Stepper, model, config, engine_kwargs, preload=PRELOAD)
+    return Child(factory, *arguments, preload=PRELOAD)
 
 
 def advance_in_turn(engines: Sequence[Child], steps: int) -> list[Cost]:
