@@ -11,7 +11,7 @@ import pytest
 
 from vtoken.cli import main
 from vtoken.core.history import Entry, Event, to_mapping
-from vtoken.serving.front import unknown_request
+from vtoken.serving.answers import unknown_request
 
 ENTRIES = [Entry(7, Event.BEGIN), Entry(9, Event.EVICT, tokens=32, total=160, live=128, blocks=10)]
 KNOWN = {

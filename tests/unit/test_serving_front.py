@@ -15,7 +15,8 @@ from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import FleetRules, FleetSnapshot
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RoutingTunables
-from vtoken.serving.front import Front, error_response, reply_of
+from vtoken.serving.answers import error_response, reply_of
+from vtoken.serving.front import Front
 from vtoken.serving.replica import EngineReplica
 from vtoken.serving.settings import DeploymentSettings
 

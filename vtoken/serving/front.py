@@ -1,4 +1,4 @@
-"""What the ingress does, without the framework's routes: accept, hand over, relay, report.
+"""What the ingress does, without the framework's routes: accept, hand over to `dispatch.py`, report.
 
 It stands apart from `ingress.py` because Serve pickles the module of an ingress class by value at the moment of
 decoration: code there must be thin, and nothing defined after the class exists in the replica.
@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from fastapi.responses import JSONResponse, Response
 
 from vtoken.core.fleet import FleetSnapshot
-from vtoken.core.history import REQUESTS_KEPT
-from vtoken.core.replies import ErrorReply, replica_lost
+from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RoutingTunables, is_fresh
+from vtoken.serving.answers import error_response, failed, not_answered, unknown_request
 from vtoken.serving.broadcast import broadcast
 from vtoken.serving.controller import ControllerClient
+from vtoken.serving.dispatch import Dispatcher
 from vtoken.serving.limits import check_request, check_request_id, hint_for, parse_body, read_body
 from vtoken.serving.replica import EXPLAIN_TIMEOUT_S
 from vtoken.serving.settings import DeploymentSettings
@@ -39,54 +38,6 @@ BROADCAST_TIMEOUT_S = EXPLAIN_TIMEOUT_S + 2.0
 """Longest wait for a replica's answer: some time for its turn at a full replica, then the engine's."""
 
 
-def error_response(reply: ErrorReply) -> JSONResponse:
-    """An ErrorReply as HTTP."""
-    headers = {}
-    if reply.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(reply.retry_after_s)))
-    return JSONResponse(reply.body, status_code=reply.status, headers=headers)
-
-
-def http_error_reply(status: int, method: str, path: str, detail: str) -> ErrorReply:
-    """The framework's own refusals (unknown path, wrong method, ...) in our words."""
-    messages = {404: f"There is nothing at {path[:200]}.", 405: f"{method[:20]} is not allowed for {path[:200]}."}
-    return ErrorReply(status, messages.get(status, detail), code="http_error")
-
-
-def reply_of(error: BaseException, retry_after_s: float) -> ErrorReply:
-    """The error object for an exception of Serve's handle."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, BackPressureError):
-        wait_s = cause.retry_after_s or retry_after_s
-        return ErrorReply(429, "All replicas and their queues are full; try again later.", None, "overloaded", wait_s)
-    if isinstance(cause, DeploymentUnavailableError | ReplicaUnavailableError | RayActorError):
-        return replica_lost(retry_after_s)
-    return ErrorReply(500, "The engine failed on this request; the server's log has the details.", code="engine")
-
-
-def unknown_request(request_id: str) -> ErrorReply:
-    """Every replica was asked about a request, and none has a decision on record."""
-    message = (
-        f"No decision about request {request_id!r} is on record. It is unknown, its policy evicts nothing, its replica "
-        f"is gone, or {REQUESTS_KEPT} requests have begun there since. Ask by the `id` of an answer."
-    )
-    return ErrorReply(404, message, "request_id", "request_not_found")
-
-
-def not_answered(request_id: str, retry_after_s: float) -> ErrorReply:
-    """A replica that may know the request did not answer."""
-    message = (
-        f"Not every replica answered, and none that did knows request {request_id!r}. A full one answers when one of "
-        "its requests ends; see /v1/vtoken/fleet, and try again."
-    )
-    return ErrorReply(503, message, None, "not_answered", retry_after_s)
-
-
-def error_event(reply: ErrorReply) -> str:
-    """An ErrorReply as the last server-sent events of a stream."""
-    return f"data: {bytes(JSONResponse(reply.body).body).decode()}\n\ndata: [DONE]\n\n"
-
-
 class Front:
     """Owner of one ingress replica's view of the engine deployment and the controller.
 
@@ -98,7 +49,7 @@ class Front:
 
     def __init__(self, engine: Any, settings: DeploymentSettings, controller: ControllerClient) -> None:
         self._engine, self._settings, self._controller = engine, settings, controller
-        self._streams = engine.options(stream=True)
+        self._dispatcher = Dispatcher(engine, settings.limits)
         self._models: dict[str, Any] | None = None
         self._tuned = False
 
@@ -123,20 +74,7 @@ class Front:
         if isinstance(body, ErrorReply):
             return error_response(body)
         hint = hint_for(kind, body, self._settings.vtoken, self._settings.tunables)
-        items = self._streams.generate.remote(hint, kind, body)
-        try:
-            what, value = await anext(items)
-        except Exception as error:  # noqa: BLE001  # any failure of the handle becomes an answer
-            return error_response(self._failed(error))
-        except asyncio.CancelledError:
-            items.cancel()  # the client left: stop the engine's work, not only our waiting
-            raise
-        if what == "error":
-            return error_response(self._refused(value))
-        if what == "json":
-            return JSONResponse(value)
-        headers = {"cache-control": "no-cache"}
-        return StreamingResponse(self._relay(items), media_type="text/event-stream", headers=headers)
+        return await self._dispatcher.answer(hint, kind, body)
 
     async def models(self) -> Response:
         """The served model; asked of a replica once, then remembered."""
@@ -146,7 +84,7 @@ class Front:
             except TimeoutError:
                 return error_response(NOT_READY)
             except Exception as error:  # noqa: BLE001  # any failure of the handle becomes an answer
-                return error_response(self._failed(error))
+                return error_response(failed(error, self._settings.limits.retry_after_s))
         return JSONResponse(self._models)
 
     async def ready(self) -> Response:
@@ -196,17 +134,6 @@ class Front:
             return view
         return None
 
-    def _refused(self, reply: ErrorReply) -> ErrorReply:
-        """A replica's answer; when to try again is ours to say."""
-        if reply.status == 503 and reply.retry_after_s is None:
-            return replace(reply, retry_after_s=self._settings.limits.retry_after_s)
-        return reply
-
-    def _failed(self, error: Exception) -> ErrorReply:
-        reply = reply_of(error, self._settings.limits.retry_after_s)
-        logger.warning("answered %d (%s): %r", reply.status, reply.code, error)
-        return reply
-
     async def _accept(self, kind: str, request: Request) -> dict[str, Any] | ErrorReply:
         limits, headers = self._settings.limits, request.headers
         raw = await read_body(request.stream(), headers.get("content-length"), limits.max_body_bytes)
@@ -216,20 +143,6 @@ class Front:
         if isinstance(body, ErrorReply):
             return body
         return check_request(kind, body, self._settings.served_model_name) or body
-
-    async def _relay(self, items: Any) -> AsyncIterator[str]:
-        """Chunks as they come; a failure in mid-stream becomes an error event, never a silent end."""
-        ended = False
-        try:
-            async for _, chunk in items:
-                yield chunk
-            ended = True
-        except Exception as error:  # noqa: BLE001  # any failure of the handle becomes an event
-            ended = True
-            yield error_event(self._failed(error))
-        finally:
-            if not ended:
-                items.cancel()
 
 
 async def _outcome(response: Any) -> Any:

@@ -15,8 +15,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from vtoken.core.replies import ErrorReply
+from vtoken.serving.answers import error_response, http_error_reply
 from vtoken.serving.controller import ControllerClient
-from vtoken.serving.front import Front, error_response, http_error_reply
+from vtoken.serving.front import Front
 from vtoken.serving.settings import DeploymentSettings
 
 logger = logging.getLogger("ray.serve")
