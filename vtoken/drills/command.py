@@ -1,0 +1,77 @@
+"""`vtoken drill NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Callable
+from types import ModuleType
+
+from rich.console import Console
+
+from vtoken.core.errors import ConfigError
+from vtoken.drills.outcome import Outcome
+from vtoken.drills.world import World, deployment
+from vtoken.serving.local import LocalFleet
+from vtoken.serving.settings import DeploymentSettings
+from vtoken.signals import stop_on_signals
+
+DRILLS: dict[str, tuple[str, str]] = {
+    "disconnect": (
+        "clients leave in mid-stream and in mid-answer: the engines stop, every block is back",
+        "disconnect",
+    ),
+}
+"""Name: (line of help, module in this package)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    lines = "; ".join(f"{name}: {text}" for name, (text, _) in DRILLS.items())
+    parser.add_argument("name", choices=DRILLS, help=lines)
+    parser.add_argument("--address", help="of a running fleet; without it two replicas start on this machine")
+    parser.add_argument("--quick", action="store_true", help="a shorter drill")
+    parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL", ".cache/models/SmolLM2-135M-Instruct"))
+    parser.add_argument("--port", type=int, default=0, help="of the fleet that is started; 0 takes a free one")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """One drill; 0 if it passes, else 1.
+
+    Raises:
+        ConfigError: the drill needs a fleet of its own, and an address is given.
+        StatusError: nothing answers at the address.
+    """
+    stop_on_signals()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    console = Console(stderr=True, log_path=False)
+    module = importlib.import_module(f"vtoken.drills.{DRILLS[arguments.name][1]}")
+    outcome = _against_address(module, arguments) if arguments.address else _against_own(module, arguments, console)
+    for failure in outcome.failures:
+        console.print(f"failed: {failure}", style="red", markup=False)
+    print(outcome.to_json(), flush=True)
+    return 0 if outcome.passed else 1
+
+
+def _against_address(module: ModuleType, arguments: argparse.Namespace) -> Outcome:
+    if getattr(module, "OWN_FLEET", False):
+        hint = "This drill ends processes, so it starts a fleet of its own."
+        raise ConfigError("--address", arguments.address, "absent", hint)
+    with World(arguments.address) as world:
+        return _drill(module)(world, arguments.quick)
+
+
+def _against_own(module: ModuleType, arguments: argparse.Namespace, console: Console) -> Outcome:
+    def progress(line: str) -> None:
+        stop_on_signals()  # Ray has installed handlers of its own
+        console.log(line)
+
+    settings = DeploymentSettings.from_args(deployment(arguments.model, getattr(module, "SETTINGS", {})))
+    with LocalFleet(settings, arguments.port, progress=progress) as fleet, World(fleet.url, fleet, progress) as world:
+        return _drill(module)(world, arguments.quick)
+
+
+def _drill(module: ModuleType) -> Callable[[World, bool], Outcome]:
+    chosen: Callable[[World, bool], Outcome] = module.run
+    return chosen
