@@ -112,7 +112,11 @@ def test_the_last_queries_of_a_chunk_are_a_window_of_their_own() -> None:
     bench = Bench(2)
     bench.add("a")
     bench.step({"a": 30})
-    assert bench.ledger("a").of(np.arange(30)).window_queries.tolist() == [30 - WINDOW, WINDOW]
+    for _ in range(3):
+        bench.step({"a": 1})
+    found = bench.ledger("a").of(np.arange(33))
+    assert found.window_queries.tolist() == [30 - WINDOW, WINDOW, 3]
+    assert found.window_ends.tolist() == [30 - WINDOW, 30, 33]
     bench.add("b")
     bench.step({"b": WINDOW})
     assert bench.ledger("b").of(np.arange(WINDOW)).window_queries.tolist() == [WINDOW]

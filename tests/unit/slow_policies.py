@@ -19,13 +19,15 @@ Statistics = tuple[float, float, float]
 
 @dataclass
 class Plain:
-    """A decision in Python's own types: all windows there ever were; key norm, value norm and similarity by token."""
+    """A decision in Python's own types: all windows there ever were, by their queries' ids; key norm, value norm and
+    similarity by token.
+    """
 
     live: int
     candidates: list[int]
     excess: int
     seed: tuple[int, ...]
-    windows: list[tuple[int, Mass]]
+    windows: list[tuple[range, Mass]]
     last: Mass
     keys: dict[int, Statistics]
 
@@ -43,11 +45,15 @@ def h2o(plain: Plain) -> list[int]:
 
 
 def scissorhands(plain: Plain) -> list[int]:
-    def times_important(token: int) -> int:
-        recent = plain.windows[-HISTORY_WINDOWS:]
-        return sum(1 for queries, mass in recent if mass.get(token, 0.0) * plain.live > queries)
+    def times_unimportant(token: int) -> int:
+        counter = 0
+        for queries, mass in plain.windows[-HISTORY_WINDOWS:]:
+            saw = [query for query in queries if query >= token]
+            if saw and mass.get(token, 0.0) * plain.live < len(saw):
+                counter += 1
+        return counter
 
-    return first(plain, lambda token: (times_important(token), plain.windows[-1][1].get(token, 0.0)))
+    return first(plain, lambda token: (-times_unimportant(token), plain.windows[-1][1].get(token, 0.0)))
 
 
 def tova(plain: Plain) -> list[int]:
@@ -129,7 +135,7 @@ class Story:
     number: int
     total: int = 0
     live: list[int] = field(default_factory=list)
-    windows: list[tuple[int, Mass]] = field(default_factory=list)
+    windows: list[tuple[range, Mass]] = field(default_factory=list)
     last: Mass = field(default_factory=dict)
     ledger: AttentionLedger = field(default_factory=AttentionLedger)
 
@@ -145,8 +151,8 @@ class Story:
         self.live += range(self.total, self.total + tokens)
         self.total += tokens
         mass, last = self.attention(tokens), self.attention(1)
-        self.ledger.observe(Observation(np.array(self.live), mass, last, tokens))
-        self.windows.append((tokens, dict(zip(self.live, mass.tolist(), strict=True))))
+        self.ledger.observe(Observation(np.array(self.live), mass, last, tokens, self.total))
+        self.windows.append((range(self.total - tokens, self.total), dict(zip(self.live, mass.tolist(), strict=True))))
         self.last = dict(zip(self.live, last.tolist(), strict=True))
 
     def attention(self, queries: int) -> np.ndarray:

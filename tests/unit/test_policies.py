@@ -111,7 +111,8 @@ def test_paged_eviction_forgets_whole_pages_only() -> None:
 def of_attention(name: str, *windows: list[float], excess: int, live: int) -> list[int]:
     """What a policy forgets of ids 0, 1, ..., whose mass in windows of one query each is given."""
     mass = np.array(windows)
-    scores = AttentionScores(mass.sum(axis=0), mass[-1], mass, np.ones(len(mass), np.int64), len(mass))
+    ends = np.full(len(mass), live)
+    scores = AttentionScores(mass.sum(axis=0), mass[-1], mass, np.ones(len(mass), np.int64), ends, len(mass))
     view = RequestView(live, live, np.arange(mass.shape[1]), excess, (), attention=scores)
     return load_policy(name).select(view).tolist()
 
@@ -122,6 +123,23 @@ def test_scissorhands_keeps_what_is_important_often_and_h2o_what_was_important_o
     assert of_attention("scissorhands", *windows, excess=2, live=10) == [0, 2]
     assert of_attention("h2o", *windows, excess=2, live=10) == [1, 2]
     assert of_attention("tova", *windows, excess=1, live=10) == [0]
+
+
+def test_scissorhands_does_not_blame_a_token_for_windows_before_it() -> None:
+    """Windows of 4 queries up to 4, 8 and 12, none looks at anything: token 9 was seen by three queries alone."""
+    mass = np.zeros((3, 3))
+    scores = AttentionScores(mass[0], mass[0], mass, np.full(3, 4), np.array([4, 8, 12]), 12)
+
+    def forgotten(excess: int) -> list[int]:
+        view = RequestView(12, 12, np.array([1, 5, 9]), excess, (), attention=scores)
+        return load_policy("scissorhands").select(view).tolist()
+
+    assert forgotten(1) == [1]
+    assert forgotten(2) == [1, 5]
+    mass[2, 2] = 0.3  # of three queries, an even share of one is 1 / 12
+    assert forgotten(1) == [1]
+    mass[:, 0], mass[1:, 1], mass[2, 2] = 0.4, 0.4, 0.2
+    assert forgotten(1) == [9]
 
 
 def test_snapkv_keeps_the_neighbours_of_what_was_looked_at() -> None:
@@ -157,13 +175,13 @@ class Twin:
     def __init__(self) -> None:
         self.total: dict[int, float] = {}
         self.last: dict[int, float] = {}
-        self.windows: list[tuple[int, dict[int, float]]] = []
+        self.windows: list[tuple[int, int, dict[int, float]]] = []
 
-    def observe(self, mass: dict[int, float], last: dict[int, float], queries: int) -> None:
+    def observe(self, mass: dict[int, float], last: dict[int, float], queries: int, end: int) -> None:
         for token, number in mass.items():
             self.total[token] = self.total.get(token, 0.0) + number
         self.last = last
-        self.windows.append((queries, mass))
+        self.windows.append((queries, end, mass))
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["grow", "die", "observe", "observe"]), st.integers(1, 12)), max_size=40)
@@ -180,16 +198,17 @@ def test_the_ledger_is_its_dictionary_twin(steps: list[tuple[str, int]], random:
         else:
             mass, last = ({token: random.random() for token in live} for _ in range(2))
             ids = np.array(live, np.int64)
-            ledger.observe(Observation(ids, np.array([*mass.values()]), np.array([*last.values()]), number))
-            twin.observe(mass, last, number)
+            ledger.observe(Observation(ids, np.array([*mass.values()]), np.array([*last.values()]), number, total))
+            twin.observe(mass, last, number, total)
         asked = sorted(random.sample(range(total), random.randint(0, total)))
         found, windows = ledger.of(np.array(asked, np.int64)), twin.windows[-HISTORY_WINDOWS:]
         assert found.total.tolist() == [twin.total.get(token, 0.0) for token in asked]
         assert found.last.tolist() == [twin.last.get(token, 0.0) for token in asked]
         assert found.windows.shape == (len(windows), len(asked))
-        assert found.windows.tolist() == [[mass.get(token, 0.0) for token in asked] for _, mass in windows]
-        assert found.window_queries.tolist() == [queries for queries, _ in windows]
-        assert found.queries == ledger.queries == sum(queries for queries, _ in twin.windows)
+        assert found.windows.tolist() == [[mass.get(token, 0.0) for token in asked] for *_, mass in windows]
+        assert found.window_queries.tolist() == [queries for queries, *_ in windows]
+        assert found.window_ends.tolist() == [end for _, end, _ in windows]
+        assert found.queries == ledger.queries == sum(queries for queries, *_ in twin.windows)
 
 
 # ---- The page and the example ---------------------------------------------------------------------------------------

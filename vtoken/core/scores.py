@@ -49,13 +49,15 @@ class Observation:
         ids: live token ids, ascending, int64 [n].
         mass: float64 [n]; a query's mass over all tokens sums to 1.
         last: the same of the last query alone, float64 [n].
-        queries: how many.
+        queries: how many, one token after another.
+        end: the id behind the last query's. Token t was seen by min(queries, end - t) of them, at least 0.
     """
 
     ids: Ints
     mass: Floats
     last: Floats
     queries: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class AttentionScores:
         last: of the last one, float64 [n].
         windows: by window, oldest first, float64 [H, n], H <= HISTORY_WINDOWS.
         window_queries: queries in each window, int64 [H].
+        window_ends: the id behind the last query of each, int64 [H].
         queries: observed in all.
     """
 
@@ -74,6 +77,7 @@ class AttentionScores:
     last: Floats
     windows: Floats
     window_queries: Ints
+    window_ends: Ints
     queries: int
 
 
@@ -122,7 +126,7 @@ class AttentionLedger:
         self.queries = 0
         self._total: Floats = np.zeros(0)
         self._last: Floats = np.zeros(0)
-        self._windows: deque[tuple[int, Floats]] = deque(maxlen=HISTORY_WINDOWS)
+        self._windows: deque[tuple[int, int, Floats]] = deque(maxlen=HISTORY_WINDOWS)
 
     def observe(self, seen: Observation) -> None:
         """Add one window."""
@@ -133,18 +137,19 @@ class AttentionLedger:
         self._last[seen.ids] = seen.last
         window = np.zeros(length)
         window[seen.ids] = seen.mass
-        self._windows.append((seen.queries, window))
+        self._windows.append((seen.queries, seen.end, window))
         self.queries += seen.queries
 
     def of(self, token_ids: Ints) -> AttentionScores:
         """The scores of some tokens; 0 for those that no observed query could see."""
         length = int(token_ids.max()) + 1 if len(token_ids) else 0
-        windows = [_at_least(window, length)[token_ids] for _, window in self._windows]
+        windows = [_at_least(window, length)[token_ids] for *_, window in self._windows]
         return AttentionScores(
             _at_least(self._total, length)[token_ids],
             _at_least(self._last, length)[token_ids],
             np.array(windows).reshape(len(windows), len(token_ids)),
-            np.array([queries for queries, _ in self._windows], np.int64),
+            np.array([queries for queries, *_ in self._windows], np.int64),
+            np.array([end for _, end, _ in self._windows], np.int64),
             self.queries,
         )
 

@@ -184,7 +184,8 @@ class AttentionScorer:
                            self._scale)
             for layer, cache in self._caches.items()
         ]  # fmt: skip
-        return Observation(live.ids, _mean(one.mass for one in found), _mean(one.last for one in found), len(query_ids))
+        mass, last = _mean(one.mass for one in found), _mean(one.last for one in found)
+        return Observation(live.ids, mass, last, len(query_ids), int(query_ids[-1]) + 1)
 
     def keys(self, table: TokenTable) -> KeyScores:
         """Statistics of all live tokens' keys and values, mean over the chosen layers."""
@@ -203,10 +204,11 @@ class AttentionScorer:
 def _windows(chunk: _Chunk, cut: int) -> list[Observation]:
     """A chunk's observations once all layers have been seen: the early queries, if any, and the last ones."""
     early, late, last = (_mean(column) for column in zip(*chunk.sums, strict=True))
-    late_window = Observation(chunk.live.ids, late, last, len(chunk.query_ids) - cut)
+    begin, end = int(chunk.query_ids[0]), int(chunk.query_ids[-1]) + 1
+    late_window = Observation(chunk.live.ids, late, last, end - begin - cut, end)
     if not cut:
         return [late_window]
-    return [Observation(chunk.live.ids, early, np.zeros(len(early)), cut), late_window]
+    return [Observation(chunk.live.ids, early, np.zeros(len(early)), cut, begin + cut), late_window]
 
 
 def _mean(layers: Iterable[torch.Tensor]) -> np.ndarray:
