@@ -36,6 +36,7 @@ COMMANDS = (
     Command("check", "print what vToken supports for a model on this machine", "vtoken.engine.check_command"),
     Command("drill", "inject a fault into a fleet under load, and judge what clients saw", "vtoken.drills.command"),
     Command("explain", "print what was decided about a request, and why", "vtoken.serving.explain"),
+    Command("plan", "say what fits on a GPU, with and without reclamation", "vtoken.plan"),
     Command("prepare-model", "make a model directory ready to serve", "vtoken.models.command"),
     Command("status", "show a running fleet as a live table", "vtoken.serving.status"),
 )

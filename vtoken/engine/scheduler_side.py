@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vtoken.core.config import PolicyOptions, Relocation, Variant, VTokenConfig
+from vtoken.core.capacity import blocks_for, headroom_target, longest_blocks
+from vtoken.core.config import Relocation, Variant, VTokenConfig
 from vtoken.core.errors import ConfigError, UnsupportedError
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.engine.block_manager import VTokenBlockManager, Watched
@@ -24,37 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.vtoken")
 
-AUTO_HEADROOM_BLOCKS = {Relocation.LAZY: 8, Relocation.EAGER: 2}
-"""Reserve when `headroom_blocks` is not set and evacuation can happen. Hole filling needs it for sealed blocks only,
-uses holes first, and leaves as many blocks as it has reserve for; each of them gives one back."""
-
 SHARED_SCAN_SECONDS = 1.0
 """Shared blocks are counted by a scan over the pool, at most this often."""
-
-
-def headroom_target(config: VTokenConfig, prefix_caching: bool, spare_blocks: int) -> int:
-    """Blocks to keep in reserve: as configured, else only where an evacuation can need them, and only
-    out of the `spare_blocks` that one request of the longest length leaves.
-    """
-    if config.headroom_blocks is not None:
-        return config.headroom_blocks
-    if config.variant is not Variant.VTOKEN:
-        return 0
-    wanted = AUTO_HEADROOM_BLOCKS[config.relocation] if config.relocation is Relocation.LAZY or prefix_caching else 0
-    return max(min(wanted, spare_blocks), 0)
-
-
-def longest_blocks(
-    config: VTokenConfig, block_size: int, tokens: int, chunk_tokens: int | None, options: PolicyOptions | None = None
-) -> int:
-    """Most blocks that a request of so many tokens holds at once; under the engine's default options if none are given.
-
-    Only hole filling packs a prompt's survivors before its next chunk.
-    """
-    options = config.policy if options is None else options
-    if config.variant is Variant.VTOKEN and config.relocation is Relocation.EAGER:
-        tokens = options.peak_tokens(tokens, chunk_tokens)
-    return -(-tokens // block_size)
 
 
 class SchedulerSide:
@@ -126,7 +98,9 @@ class SchedulerSide:
             return
         manager, prompt = self.manager, request.num_prompt_tokens
         peak = longest_blocks(self.config, manager.block_size, prompt, self.chunk_tokens, options)
-        oversize = -(-prompt // manager.block_size) > manager.block_pool.num_gpu_blocks - 1 - manager.reserve_target
+        oversize = (
+            blocks_for(prompt, manager.block_size) > manager.block_pool.num_gpu_blocks - 1 - manager.reserve_target
+        )
         if oversize:
             # Nor may it be read: sealed blocks are never written, so they would count on top of the peak.
             request.skip_reading_prefix_cache = True

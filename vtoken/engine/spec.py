@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from vtoken.core.capacity import longest_blocks
 from vtoken.engine.args import chunk_tokens, config_of
-from vtoken.engine.scheduler_side import longest_blocks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
