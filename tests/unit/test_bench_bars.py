@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
+import numpy as np
 import pytest
+import torch
 
 from vtoken.bench import idle, rows, speed
+from vtoken.bench.native import Case
 from vtoken.bench.pairs import Ratio
 from vtoken.bench.stepper import Cost, prompts
 from vtoken.bench.twins import Pair
@@ -78,8 +82,22 @@ def test_the_speed_bar_depends_on_the_length(short: float, long: float) -> None:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("place", rows.NATIVE.values())
+def test_native_rows_own_different_blocks_of_the_pool(place: Callable[[Case], torch.Tensor]) -> None:
+    case = Case(9, 3, 64, torch.bfloat16, live=512, batch=4)
+    blocks = place(case)
+    assert blocks.shape == (4, 32)
+    assert len(set(blocks.flatten().tolist())) == 4 * 32
+    assert set(blocks.flatten().tolist()) <= set(range(2 * 4 * 32))
+
+
+def test_blocks_of_a_used_pool_are_scattered() -> None:
+    steps = np.diff(rows.used(Case(9, 3, 64, torch.bfloat16, live=512, batch=4)).numpy())
+    assert np.mean(steps == 1) < 0.1
+
+
 def test_rows_forgive_a_noisy_case_but_no_certain_one() -> None:
     fine, noisy, slow = Ratio(1.0, 0.99, 1.01, 9), Ratio(1.03, 1.01, 1.05, 9), Ratio(1.05, 1.03, 1.07, 9)
-    assert rows.holds(fine, {"a": fine, "b": noisy})
-    assert not rows.holds(fine, {"a": fine, "b": slow})
-    assert not rows.holds(noisy, {"a": fine})
+    assert rows.holds({"all": fine, "a": fine, "b": noisy})
+    assert not rows.holds({"all": fine, "a": fine, "b": slow})
+    assert not rows.holds({"all": noisy, "a": fine})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -33,14 +34,14 @@ OPTIONS = {"dtype": "bfloat16", "max_model_len": 256, "max_num_seqs": 16, "kv_ca
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`pairs` runs at each concurrency, with each of `starts` fresh processes; the control has one process."""
+    """`pairs` runs at each concurrency, in each of `starts` times two fresh processes; the control has half of them."""
 
     concurrencies: tuple[int, ...]
     starts: int
     pairs: int
 
 
-FULL = Scale((1, 8, 16), starts=3, pairs=8)
+FULL = Scale((1, 8, 16), starts=4, pairs=6)
 QUICK = Scale((1, 8), starts=1, pairs=5)
 
 Found = dict[int, list[Pair]]
@@ -50,22 +51,30 @@ Found = dict[int, list[Pair]]
 def run(model: str, console: Console, *, quick: bool) -> Outcome:
     """Measure each concurrency."""
     scale = QUICK if quick else FULL
-    control = _measure(model, None, scale)
-    console.log(f"control: {values_of(control)}")
     found: Found = {concurrency: [] for concurrency in scale.concurrencies}
-    for _ in range(scale.starts):
-        for concurrency, pairs in _measure(model, {}, scale).items():
-            found[concurrency] += pairs
+    control: Found = {concurrency: [] for concurrency in scale.concurrencies}
+    for start in range(scale.starts):
+        _measure(model, {}, scale, found)
         console.log(f"idle: {values_of(found)}")
+        if start % 2 == 0:
+            _measure(model, None, scale, control)
+            console.log(f"control: {values_of(control)}")
     values = values_of(found)
     unmodified = {name: value["cpu_per_token_over_native"] for name, value in values_of(control).items()}
     return Outcome("idle", all(map(holds, values.values())), {**values, "control": unmodified})
 
 
-def _measure(model: str, config: dict[str, Any] | None, scale: Scale) -> Found:
+def _measure(model: str, config: dict[str, Any] | None, scale: Scale, found: Found) -> None:
+    """The pairs of two processes in which the engines start in either order, added up."""
+    first, second = (_process(model, config, scale, native_first) for native_first in (True, False))
+    for concurrency, pairs in found.items():
+        pairs += [a + b for a, b in zip(first[concurrency], second[concurrency], strict=True)]
+
+
+def _process(model: str, config: dict[str, Any] | None, scale: Scale, native_first: bool) -> Found:
     """All pairs of one process."""
     found: Found = {}
-    with stepper.in_process(Twins, model, config, OPTIONS) as twins:
+    with stepper.in_process(partial(Twins, native_first=native_first), model, config, OPTIONS) as twins:
         for concurrency in scale.concurrencies:
             twins.call("run", concurrency, PROMPT_TOKENS, WARM_UP_TOKENS)  # first steps are not representative
             found[concurrency] = [twins.call("run", concurrency, PROMPT_TOKENS, TOKENS) for _ in range(scale.pairs)]

@@ -4,7 +4,11 @@ Two processes of one and the same program differ by per cents for as long as the
 memory decides what the processor's caches keep. More repeats in the same two processes do not help. So both engines
 are in one process here, read the same weights at the same addresses, and take turns step by step.
 
-vLLM keeps the connector of a process in a module variable. It is taken away while the unmodified engine works.
+What remains of the kind is the rest of their memory, of which the engine that started first has the better half or the
+worse. So starts come in twos, one in each order, and what the two measured is added up.
+
+vLLM keeps the connector and the attention backend of a process in module variables. The connector is taken away while
+the unmodified engine works, the backend before it starts.
 """
 
 from __future__ import annotations
@@ -26,14 +30,22 @@ class Pair:
     native: Cost
     identical: bool
 
+    def __add__(self, other: Pair) -> Pair:
+        return Pair(self.ours + other.ours, self.native + other.native, self.identical and other.identical)
+
 
 class Twins:
     """An engine with `config`, and one of unmodified vLLM."""
 
-    def __init__(self, model: str, config: Mapping[str, Any] | None, engine_kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: str, config: Mapping[str, Any] | None, engine_kwargs: Mapping[str, Any], *, native_first: bool
+    ) -> None:
         """`config=None` compares unmodified vLLM with itself: what that finds is the error of the measurement."""
-        self._native = Stepper(model, None, engine_kwargs)  # first: vToken registers its backend for the process
+        if native_first:
+            self._native = _unmodified(model, engine_kwargs)
         self._ours = Stepper(model, config, engine_kwargs)
+        if not native_first:
+            self._native = _unmodified(model, engine_kwargs)
         _share_weights(_model(self._native), _model(self._ours))
 
     def run(self, concurrency: int, prompt_tokens: int, tokens: int) -> Pair:
@@ -50,6 +62,19 @@ class Twins:
                 ours += self._ours.advance(1)
             ours_first = not ours_first  # each finds the processor's caches as often as it left them itself
         return Pair(ours, native, self._ours.outputs() == self._native.outputs())
+
+
+def _unmodified(model: str, engine_kwargs: Mapping[str, Any]) -> Stepper:
+    """Unmodified vLLM, whatever has been started in this process before."""
+    _vllm("v1.attention.backends.registry").AttentionBackendEnum.CPU_ATTN.clear_override()
+    _vllm("v1.attention.selector")._cached_get_attn_backend.cache_clear()
+    with _without_connector():
+        return Stepper(model, None, engine_kwargs)
+
+
+def _vllm(module: str) -> Any:
+    # By name: only vtoken.engine imports vLLM, and only here two engines share a process.
+    return importlib.import_module(f"vllm.{module}")
 
 
 def _model(stepper: Stepper) -> Any:
@@ -70,8 +95,7 @@ def _share_weights(source: Any, target: Any) -> None:
 
 @contextmanager
 def _without_connector() -> Iterator[None]:
-    # By name: only vtoken.engine imports vLLM, and only here two engines share a process.
-    state: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_transfer_state")
+    state = _vllm("distributed.kv_transfer.kv_transfer_state")
     connector, state._KV_CONNECTOR_AGENT = state._KV_CONNECTOR_AGENT, None
     try:
         yield

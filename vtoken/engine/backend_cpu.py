@@ -88,9 +88,10 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             self._write_slots(common, rows, changed, starts)
             common = self._physical(common, rows, changed, set(strict), starts)
         built = super().build(common_prefix_len, common, fast_build)
-        metadata = _with_strict(built, [rows[i] for i in strict], starts, strict, len(strict) < len(rows))
-        metadata.observed = substrate.scorer.plan(rows, starts)
-        return metadata
+        observed = substrate.scorer.plan(rows, starts)
+        if not strict and observed is None:
+            return built
+        return _extended(built, _strict_rows(rows, starts, strict), native=len(strict) < len(rows), observed=observed)
 
     def _write_slots(
         self, common: CommonAttentionMetadata, rows: list[Row], changed: list[int], starts: np.ndarray
@@ -120,17 +121,18 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         return common.replace(seq_lens=lengths, block_table_tensor=tables, max_seq_len=longest)
 
 
-def _with_strict(
-    built: CPUAttentionMetadata, rows: list[Row], starts: np.ndarray, index: list[int], native: bool
-) -> VTokenCPUMetadata:
+def _extended(built: CPUAttentionMetadata, strict: StrictRows | None, **others: Any) -> VTokenCPUMetadata:
     values = {f.name: getattr(built, f.name) for f in fields(CPUAttentionMetadata)}
-    if not rows:
-        return VTokenCPUMetadata(**values)
-    slots = [row.table.live_slots() for row in rows]
+    return VTokenCPUMetadata(**values, strict=strict, **others)
+
+
+def _strict_rows(rows: list[Row], starts: np.ndarray, index: list[int]) -> StrictRows | None:
+    if not index:
+        return None
+    slots = [rows[i].table.live_slots() for i in index]
     ends = np.cumsum([0, *map(len, slots)])
     queries = np.stack([starts[index], starts[np.asarray(index) + 1]], axis=1)
-    strict = StrictRows(np.concatenate(slots), ends.astype(np.int64), queries.astype(np.int64))
-    return VTokenCPUMetadata(**values, strict=strict, native=native)
+    return StrictRows(np.concatenate(slots), ends.astype(np.int64), queries.astype(np.int64))
 
 
 class VTokenCPUImpl(CPUAttentionBackendImpl):
@@ -141,24 +143,16 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         attn_metadata: CPUAttentionMetadata | None, output: torch.Tensor, *args: Any, **kwargs: Any,
     ) -> torch.Tensor:  # fmt: skip
         """As in vLLM: query [tokens, heads, D]; the result is written into `output`."""
-        result = self._attend(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        observed = getattr(attn_metadata, "observed", None)
-        if observed is not None and session.current().scorer.observes(layer.layer_name):
-            asked = query.view(-1, self.num_heads, self.head_size)
-            session.current().scorer.observe(layer.layer_name, asked, self.scale, observed)
-        return result
-
-    def _attend(
-        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
-        attn_metadata: CPUAttentionMetadata | None, output: torch.Tensor, *args: Any, **kwargs: Any,
-    ) -> torch.Tensor:  # fmt: skip
-        if not isinstance(attn_metadata, VTokenCPUMetadata) or attn_metadata.strict is None:
-            result: torch.Tensor = super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
-            )
-            return result
-        if attn_metadata.native:
+        # Once per layer: where there is nothing of ours to do, this must cost nothing.
+        if not isinstance(attn_metadata, VTokenCPUMetadata):
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        shape, strict, observed = (-1, self.num_heads, self.head_size), attn_metadata.strict, attn_metadata.observed
+        if attn_metadata.native or strict is None:
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        shape = (-1, self.num_heads, self.head_size)
-        attend(query.view(shape), kv_cache, attn_metadata.strict, self.scale, output.view(shape), self.logits_soft_cap)
+        if strict is not None:
+            attend(query.view(shape), kv_cache, strict, self.scale, output.view(shape), self.logits_soft_cap)
+        if observed is not None:
+            scorer = session.current().scorer
+            if scorer.observes(layer.layer_name):
+                scorer.observe(layer.layer_name, query.view(shape), self.scale, observed)
         return output

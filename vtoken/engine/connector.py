@@ -89,6 +89,10 @@ class VTokenConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         return
 
+    def has_connector_metadata(self) -> bool:
+        """Whether attention layers have something to wait for or to hand over: never; spares them the question."""
+        return False
+
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
 
