@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from vtoken.bench.identity import LAZY, STRICT, Part, Proof, Scale, engine
+from vtoken.bench.identity import LAZY, STRICT, Proof, Scale, engine
+from vtoken.bench.parts import Part
+from vtoken.core.policies import policy_names
 
 pytestmark = pytest.mark.integration
 
-SMALL = Scale(requests=16, longest_tokens=90, tokens=40, probes=2, controls=4)
+SMALL = Scale(requests=16, longest_tokens=90, tokens=40, probes=2, controls=4, per_policy=1)
 
 
 @pytest.fixture
@@ -39,6 +41,12 @@ def test_every_step_computes_what_a_dense_pass_over_the_kept_tokens_computes(
     proof.reference(name, dtype, settings)
     assert_passed(proof.parts["reference"], 16 + 4)
     assert_passed(proof.parts["company"], 2 if dtype == "float32" else 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_policy_attends_to_what_it_keeps_and_keeps_what_its_scores_say(proof: Proof, dtype: str) -> None:
+    proof.policies(dtype)
+    assert_passed(proof.parts["policies"], len(policy_names()) - 1)
 
 
 def test_under_the_strict_reader_a_request_says_the_same_alone_and_in_a_batch(proof: Proof, model_dir: Path) -> None:

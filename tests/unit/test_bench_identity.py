@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vtoken.bench import identity
-from vtoken.bench.identity import Part
+from vtoken.bench.parts import Part
 from vtoken.device.cpu_copy import CpuCopyEngine
 
 

@@ -8,7 +8,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from vtoken.bench.prompts import Request
-from vtoken.bench.reference import Reference, Tolerance, Trace, compare, live_sets, mask_of, one_key_less
+from vtoken.bench.reference import Reference, Tolerance, compare, live_sets, mask_of, one_key_less
+from vtoken.bench.traces import Trace
 from vtoken.core.config import PolicyOptions
 
 VOCABULARY = 96
@@ -18,13 +19,17 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def tiny_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=VOCABULARY, **sizes, **heads, attn_implementation="eager", initializer_range=0.2)
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return tiny_model()
 
 
 def text_of(length: int) -> list[int]:

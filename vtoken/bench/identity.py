@@ -6,6 +6,8 @@
     company     requests alone with the same requests in one batch of all         native kernel, strict, auto
     reference   log-probabilities with those of a dense float32 pass, at every    auto
                 step (reference.py), in float32 and in bfloat16
+    policies    the same under every policy that is shipped, and what they        auto
+                forget with what they would by the dense pass's scores
 
 The first three have no tolerance. They compare outputs in float32: unmodified vLLM's bfloat16 output depends on
 the batch. Under the strict reader placement can't show by construction (I5). The native kernel and the matrix
@@ -18,16 +20,19 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any, cast
 
 from rich.console import Console
 
 from vtoken.bench.command import Outcome
+from vtoken.bench.parts import Part
 from vtoken.bench.prompts import RequestMaker
-from vtoken.bench.reference import TOLERANCE, Reference, TracedEngine, compare, one_key_less, summary
+from vtoken.bench.reference import TOLERANCE, Reference, compare, one_key_less, summary
+from vtoken.bench.traces import TracedEngine
 from vtoken.core.config import VTokenConfig
+from vtoken.core.policies import policy_names
 from vtoken.core.telemetry import Snapshot
 
 
@@ -39,6 +44,7 @@ class Scale:
         requests: with prompts of up to `longest_tokens`, that generate up to `tokens` tokens each.
         probes: so many of them are completed alone, too.
         controls: so many of them the reference part runs unevicted, too, and compares with a spoilt reference.
+        per_policy: requests under every policy, the longest prompts of all.
     """
 
     requests: int
@@ -46,10 +52,11 @@ class Scale:
     tokens: int
     probes: int
     controls: int
+    per_policy: int
 
 
-FULL = Scale(requests=144, longest_tokens=400, tokens=52, probes=8, controls=8)
-QUICK = Scale(requests=24, longest_tokens=150, tokens=40, probes=2, controls=4)
+FULL = Scale(requests=144, longest_tokens=400, tokens=52, probes=8, controls=8, per_policy=8)
+QUICK = Scale(requests=24, longest_tokens=150, tokens=40, probes=2, controls=4, per_policy=2)
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32", "block_size": 16, "max_model_len": 1024, "max_num_seqs": 160, "max_num_batched_tokens": 2048,
@@ -61,44 +68,14 @@ STRICT: dict[str, Any] = {"reader": "strict", "check_moves": 1.0, "poison_releas
 LAZY: dict[str, Any] = {"relocation": "lazy", "headroom_blocks": 48, "theta_f": 0.1}
 AUTO: dict[str, Any] = {"reader": "auto"}
 
+WHOLE_PROMPTS = 1 << 14
+"""Tokens of one step, for the policies part: attention is scored by chunk, and every prompt is to be one."""
+
+SAME_CHOICES = 0.99
+"""In float32, share of the forgotten tokens that the dense pass's scores must agree to: near-ties may differ."""
+
 DELAYS_S = (0.0, 0.1, 1.0)
 """What slow copies wait for, in turn: nothing, about a step, and several steps, in which requests may end."""
-
-
-@dataclass(slots=True)
-class Part:
-    """One part's outcome.
-
-    Attributes:
-        compared, identical: outputs.
-        notes: for the report. faults: what else went wrong, or why the comparison proves nothing.
-    """
-
-    compared: int = 0
-    identical: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """Something was compared, all of it is identical, and there is no fault."""
-        return 0 < self.compared == self.identical and not self.faults
-
-    def count(self, name: str, same: Sequence[bool]) -> None:
-        """Take in one comparison of outputs, pair by pair; the indices of those that differ are noted."""
-        self.compared += len(same)
-        self.identical += sum(same)
-        different = [index for index, equal in enumerate(same) if not equal]
-        self.notes[name] = {"identical": sum(same), "of": len(same), **({"different": different} if different else {})}
-
-    def require(self, statement: str, holds: bool) -> None:
-        """Note a fault unless the statement holds."""
-        if not holds:
-            self.faults.append(f"not so: {statement}")
-
-    def values(self) -> dict[str, Any]:
-        """For the report."""
-        return {"compared": self.compared, "identical": self.identical, **self.notes, "faults": self.faults}
 
 
 @contextmanager
@@ -128,12 +105,12 @@ class Proof:
     """Owner of the parts; each method runs some engines, one after another."""
 
     def __init__(self, model: str, scale: Scale, log: Callable[..., None], data: str | None = None) -> None:
-        self.parts = {name: Part() for name in ("plugin", "placement", "company", "reference")}
+        self.parts = {name: Part() for name in ("plugin", "placement", "company", "reference", "policies")}
         self._model, self._log = model, log
         maker = RequestMaker.of_model(model, data)
         self._requests = maker.requests(scale.requests, scale.longest_tokens, scale.tokens)
         self._probes = Random(0).sample(range(scale.requests), scale.probes)
-        self._controls = scale.controls
+        self._controls, self._per_policy = scale.controls, scale.per_policy
 
     def plugin(self) -> None:
         """The plugin without a policy, against vLLM without the plugin."""
@@ -213,6 +190,28 @@ class Proof:
         part.require(f"{name}: a hidden key shows", summary(spoilt)["mean_difference"] > tolerance.overall)
         self._log(f"reference, {name}: {part.notes[name]}")
 
+    def policies(self, dtype: str) -> None:
+        """Every policy that is shipped: attention over what it keeps, and whether it keeps what it should."""
+        names = [name for name in policy_names() if name != "none"]
+        longest = sorted(self._requests, key=lambda request: len(request.prompt))[-self._per_policy * len(names) :]
+        requests = [
+            replace(request, options={**request.options, "policy": names[index % len(names)]})
+            for index, request in enumerate(longest)
+        ]
+        with engine(self._model, AUTO, dtype=dtype, max_num_batched_tokens=WHOLE_PROMPTS) as auto:
+            traces = auto.trace(requests)
+        reference = Reference.of_directory(self._model)
+        found = [compare(trace, reference) for trace in traces]
+        part = self.parts["policies"]
+        part.count(dtype, [one.agrees(TOLERANCE[dtype]) for one in found])
+        for index, name in enumerate(names):
+            of_policy = summary(found[index :: len(names)])
+            part.notes[dtype][name] = of_policy
+            part.require(f"{dtype}: {name} forgets something", of_policy["forgotten"] > 0)
+            same = of_policy["by_our_scores"] >= SAME_CHOICES * of_policy["forgotten"]
+            part.require(f"{dtype}: {name} forgets what it should", same or dtype != "float32")
+            self._log(f"policies, {dtype}, {name}: {of_policy}")
+
     def _compare(self, part: str, name: str, found: Sequence[Any], expected: Sequence[Any]) -> None:
         same = [one == other for one, other in zip(found, expected, strict=True)]
         self.parts[part].count(name, same)
@@ -226,5 +225,7 @@ def run(model: str, console: Console, quick: bool, data: str | None = None) -> O
     proof.placement()
     proof.reference("float32", "float32", {})
     proof.reference("bfloat16", "bfloat16", {})
+    proof.policies("float32")
+    proof.policies("bfloat16")
     values = {name: part.values() for name, part in proof.parts.items()}
     return Outcome("identity", all(part.passed for part in proof.parts.values()), values)

@@ -8,32 +8,33 @@ computed. Row q of that pass is then the step in which the engine computed token
             q >= prompt      the keys that no decision up to this step has forgotten, and q itself
 
 The decisions are made again here, from the prompt and the options, in a table of one block in which nothing
-ever moves, and compared with the worker's own tables after every step. The text is the engine's (teacher
-forcing), so an error can't hide behind a text that has gone another way.
+ever moves, and compared with the worker's own tables after every step. A policy that looks at attention or keys
+can't be asked before there are any: the mask is then what the worker's tables said, and the pass itself provides the
+scores for a second opinion (choices.py). The text is the engine's (teacher forcing), so an error can't hide behind a
+text that has gone another way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.bench.prompts import Request
-from vtoken.core.config import PolicyOptions
+from vtoken.bench.choices import Choices, DenseScores, Follower
+from vtoken.bench.traces import Trace
+from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.eviction import Forgetting
 from vtoken.core.plan import Ints
-from vtoken.core.policies import load_policy
+from vtoken.core.policies import load_policy, needs_of
+from vtoken.core.scores import Needs
 from vtoken.core.table import TokenTable
-from vtoken.engine.offline import Completion, OfflineEngine
+from vtoken.device.scorer import chosen_layers
 from vtoken.engine.requests import prompt_seed
 
 Floats = npt.NDArray[np.float32]
-
-TOP = 20
-"""Log-probabilities compared per step, the engine's largest: vLLM's default limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,64 +65,6 @@ are forgotten or not. Seen in 64 to 144 requests, of each the 20 likeliest token
 In bfloat16 a logit between 16 and 32 is a multiple of 1/8, and the largest differences are those of tokens with a
 probability below 1e-6. One request's noise may exceed the effect of a missing key there; the overall mean does not.
 """
-
-
-@dataclass(slots=True)
-class Trace:
-    """What the engine did with one request.
-
-    Attributes:
-        generated: token ids, one per step.
-        top: per step, log-probabilities by token id.
-        live: per step, the live token ids in the worker's table.
-    """
-
-    request: Request
-    generated: list[int] = field(default_factory=list)
-    top: list[dict[int, float]] = field(default_factory=list)
-    live: list[list[int]] = field(default_factory=list)
-
-
-class TracedEngine(OfflineEngine):
-    """An OfflineEngine for requests with options of their own, whose steps can be traced.
-
-    Attributes:
-        most_running: requests that ran in one step.
-    """
-
-    most_running = 0
-
-    def complete(self, requests: Sequence[Request], *, plain: bool = False) -> list[Completion]:
-        """Complete all requests together; `plain`: without vToken's options."""
-        names = [self.add(request.prompt, **request.sampling(plain=plain)) for request in requests]
-        done: dict[str, Completion] = {}
-        while self.busy:
-            done |= {name: completion for name, completion, _ in self.step()}
-            self._look()
-        self.settle()
-        return [done[name] for name in names]
-
-    def trace(self, requests: Sequence[Request]) -> list[Trace]:
-        """Complete all requests together, and look into the worker after every step."""
-        traces = {
-            self.add(request.prompt, logprobs=TOP, detokenize=False, **request.sampling()): Trace(request)
-            for request in requests
-        }
-        while self.busy:
-            outputs = self.advance()
-            # The worker knows a request by its id and vLLM's suffix.
-            rows = {name.rpartition("-")[0]: row for name, row in self.worker("vtoken_rows").items()}
-            for output in outputs:
-                trace, completion = traces[output.request_id], output.outputs[0]
-                trace.generated = list(completion.token_ids)
-                trace.top.append({token: entry.logprob for token, entry in completion.logprobs[-1].items()})
-                trace.live.append(rows[output.request_id]["live"])
-            self._look()
-        self.settle()
-        return list(traces.values())
-
-    def _look(self) -> None:
-        self.most_running = max(self.most_running, self.snapshots.snapshot().running_requests)
 
 
 def live_sets(prompt: Sequence[int], options: PolicyOptions, steps: int) -> list[Ints]:
@@ -165,14 +108,31 @@ class Reference:
 
     def log_probs(self, text: Sequence[int], seen: Sequence[Ints]) -> Floats:
         """Log-probabilities after each of the text's last `len(seen)` tokens, [len(seen), vocabulary]."""
+        return _log_probs(self._pass(text, seen))
+
+    def scored(self, text: Sequence[int], seen: Sequence[Ints]) -> tuple[Floats, DenseScores]:
+        """The same, and what the pass says about attention and keys in the layers that a worker looks at."""
+        answer = self._pass(text, seen, output_attentions=True, use_cache=True)
+        names = [str(index) for index in range(len(answer.attentions))]
+        layers = list(map(int, chosen_layers(names, VTokenConfig().score_layers)))
+        weights = sum(answer.attentions[layer][0].double().mean(0) for layer in layers) / len(layers)
+        caches = [answer.past_key_values.layers[layer] for layer in layers]
+        keys, values = (tuple(getattr(c, of)[0].transpose(0, 1) for c in caches) for of in ("keys", "values"))
+        return _log_probs(answer), DenseScores(weights.numpy(), keys, values)
+
+    def _pass(self, text: Sequence[int], seen: Sequence[Ints], **wanted: bool) -> Any:
         import torch
 
         hidden = torch.from_numpy(~mask_of(seen, len(text)))
         bias = torch.zeros(1, 1, len(text), len(text)).masked_fill_(hidden, float("-inf"))
+        wanted = {"use_cache": False, **wanted}
         with torch.inference_mode():
-            answer = self._model(torch.tensor([text]), attention_mask=bias, logits_to_keep=len(seen), use_cache=False)
-            found: Floats = torch.log_softmax(answer.logits[0], dim=-1).numpy()
-        return found
+            return self._model(torch.tensor([text]), attention_mask=bias, logits_to_keep=len(seen), **wanted)
+
+
+def _log_probs(answer: Any) -> Floats:
+    found: Floats = answer.logits[0].log_softmax(dim=-1).numpy()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +142,11 @@ class Comparison:
     Attributes:
         steps: generated tokens.
         differences: of log-probabilities, absolute, in nats; those of all steps.
-        wrong_live_sets: steps at which the worker's live tokens were others than ours.
+        wrong_live_sets: steps at which the worker's live tokens were others than ours, or, under a policy that looks
+            at scores, none that the budget rule can lead to.
         same_top: steps at which both find the same token most likely.
         forgotten: tokens that are not seen by the last query.
+        expected: of these, tokens that the policy forgets by our scores, too.
     """
 
     steps: int
@@ -192,6 +154,7 @@ class Comparison:
     wrong_live_sets: int
     same_top: int
     forgotten: int
+    expected: int
 
     def agrees(self, tolerance: Tolerance) -> bool:
         """Whether the worker's live sets are ours, and the differences within the tolerance."""
@@ -210,17 +173,29 @@ class Comparison:
 
 def compare(trace: Trace, reference: Reference, change: Callable[[Ints], Ints] = lambda ids: ids) -> Comparison:
     """Compare all steps of a trace; for controls, `change` spoils what each query sees."""
-    prompt, options = trace.request.prompt, PolicyOptions().override(trace.request.options)
-    seen = live_sets(prompt, options, len(trace.generated))
-    text = [*prompt, *trace.generated[:-1]]
-    expected = reference.log_probs(text, [change(ids) for ids in seen])
+    expected, choices = _expected(trace, reference, change)
     return Comparison(
-        len(seen),
+        len(trace.generated),
         np.concatenate([_differences(*step) for step in zip(expected, trace.top, strict=True)]),
-        sum(ids.tolist() != live for ids, live in zip(seen, trace.live, strict=True)),
+        choices.wrong_live_sets,
         int((expected.argmax(axis=1) == trace.generated).sum()),
-        len(text) - len(seen[-1]),
+        choices.forgotten,
+        choices.expected,
     )
+
+
+def _expected(trace: Trace, reference: Reference, change: Callable[[Ints], Ints]) -> tuple[Floats, Choices]:
+    """Log-probabilities after every step, and what is to be said about the kept tokens."""
+    prompt, options = trace.request.prompt, trace.options
+    text = [*prompt, *trace.generated[:-1]]
+    if options.evicts and needs_of(load_policy(options.policy)) is not Needs.NOTHING:
+        kept = [np.array(live, np.int64) for live in trace.live]
+        expected, scores = reference.scored(text, [change(ids) for ids in kept])
+        return expected, Follower(trace, scores).follow()
+    seen = live_sets(prompt, options, len(trace.generated))
+    wrong = sum(ids.tolist() != live for ids, live in zip(seen, trace.live, strict=True))
+    forgotten = len(text) - len(seen[-1])
+    return reference.log_probs(text, [change(ids) for ids in seen]), Choices(forgotten, forgotten, wrong)
 
 
 def _differences(expected: Floats, top: dict[int, float]) -> Floats:
@@ -242,6 +217,7 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "same_top_token": round(sum(one.same_top for one in comparisons) / steps, 5),
         "wrong_live_sets": sum(one.wrong_live_sets for one in comparisons),
         "forgotten": sum(one.forgotten for one in comparisons),
+        "by_our_scores": sum(one.expected for one in comparisons),
     }
 
 
