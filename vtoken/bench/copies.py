@@ -1,15 +1,16 @@
 """How fast the CPU copy engine moves tokens.
 
-Each pair is one `copy` and one plain memory copy of as many bytes; a value is plain time / engine time: 1.0 would be
-the speed of a plain copy.  Kinds of moves:
+Each pair is one `copy` and a plain memory copy; a value is plain time / engine time: 1.0 would be the speed of a plain
+copy.  Twice: a plain copy of the bytes that were asked for, and one of the cache lines that hold them. Kinds of moves:
 
     blocks     whole blocks to whole blocks
     compact    every second token of some blocks, packed into others: an evacuation
     fill       the last tokens of a sequence into holes all over it: hole filling
     scatter    anywhere to anywhere: the worst case
 
-A plain copy is out of reach for single tokens in this layout: a token's K column touches one cache line per one or two
-elements, on both sides, so far more memory moves than bytes are asked for.
+The first is out of reach for single tokens in vLLM's CPU layout: a token's K column touches one cache line per one or
+two elements, on both sides, so far more memory moves than bytes are asked for. Memory moves by the line, so the second
+is what the bar holds single tokens to; whole blocks must hold the first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ TOKENS = 1024
 PAIRS, QUICK_PAIRS = 15, 5
 
 BAR = 0.8
-"""Of the speed of a plain copy, for whole blocks."""
+"""Of the speed of a plain copy."""
+
+LINE = 64
+"""Bytes of a cache line."""
 
 Pair = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
@@ -41,13 +45,14 @@ Pair = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 def run(model: str, console: Console, *, quick: bool) -> Outcome:  # noqa: ARG001 - no model is needed
     """Measure every kind of moves and data type."""
     torch.set_num_threads(1)  # the engine copies on one thread
-    found: dict[str, Ratio] = {}
+    found: dict[str, dict[str, Ratio]] = {"lines": {}, "bytes": {}}
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
-        for kind, (one, us) in compare(dtype, QUICK_PAIRS if quick else PAIRS).items():
-            found[f"{kind}-{name}"] = one
-            console.log(f"{kind:8} {name:9} {one} of a plain copy   {us:6.2f} us per token and layer")
-    return Outcome("copy", holds(found), {name: one.to_mapping() for name, one in found.items()})
+        for kind, (asked, touched, us) in compare(dtype, QUICK_PAIRS if quick else PAIRS).items():
+            found["bytes"][f"{kind}-{name}"], found["lines"][f"{kind}-{name}"] = asked, touched
+            console.log(f"{kind:8} {name:9} {asked} by bytes, {touched} by lines   {us:6.2f} us per token and layer")
+    values = {by: {name: one.to_mapping() for name, one in ratios.items()} for by, ratios in found.items()}
+    return Outcome("copy", holds(found), values)
 
 
 def moves(rng: np.random.Generator) -> dict[str, Pair]:
@@ -62,8 +67,18 @@ def moves(rng: np.random.Generator) -> dict[str, Pair]:
     }
 
 
-def compare(dtype: torch.dtype, pairs: int) -> dict[str, tuple[Ratio, float]]:
-    """By kind: plain / engine, and the engine's microseconds per token and layer.
+def touched_lines(slots: np.ndarray[Any, Any], itemsize: int) -> int:
+    """Cache lines of one layer that hold K or V of these slots: K is [D, S] per block and head, V [S, D] behind it."""
+    block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+    dims = np.arange(HEAD_DIM)
+    key = dims[None, :] * BLOCK_SIZE + offset[:, None]
+    value = (BLOCK_SIZE + offset[:, None]) * HEAD_DIM + dims[None, :]
+    elements = block[:, None] * (2 * BLOCK_SIZE * HEAD_DIM) + np.concatenate([key, value], axis=1)
+    return KV_HEADS * len(np.unique(elements * itemsize // LINE))
+
+
+def compare(dtype: torch.dtype, pairs: int) -> dict[str, tuple[Ratio, Ratio, float]]:
+    """By kind: plain / engine, by bytes and by lines, and the engine's microseconds per token and layer.
 
     Raises:
         RuntimeError: bytes did not arrive as they left.
@@ -71,17 +86,26 @@ def compare(dtype: torch.dtype, pairs: int) -> dict[str, tuple[Ratio, float]]:
     shape = (BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_DIM)
     engine = CpuCopyEngine()
     engine.bind({str(layer): torch.randn(shape).to(dtype) for layer in range(LAYERS)})
-    num_bytes = TOKENS * LAYERS * KV_HEADS * 2 * HEAD_DIM * dtype.itemsize
-    source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
+    asked = TOKENS * LAYERS * KV_HEADS * 2 * HEAD_DIM * dtype.itemsize
     result = {}
     for kind, (src, dst) in moves(np.random.default_rng(3)).items():
+        lines = LAYERS * (touched_lines(src, dtype.itemsize) + touched_lines(dst, dtype.itemsize)) // 2
         engine.copy(src, dst)
-        ours, plain = functools.partial(engine.copy, src, dst), functools.partial(target.copy_, source)
-        moved, simple = alternate(functools.partial(_seconds, ours), functools.partial(_seconds, plain), pairs)
+        by_bytes, by_lines = (_against_plain(engine, src, dst, size, pairs) for size in (asked, lines * LINE))
         if engine.verify(src, dst):
             raise RuntimeError(f"{kind}: the copy is wrong")
-        result[kind] = (ratio(simple, moved), 1e6 * statistics.median(moved) / TOKENS / LAYERS)
+        us = 1e6 * statistics.median(by_bytes[1]) / TOKENS / LAYERS
+        result[kind] = (ratio(*by_bytes), ratio(*by_lines), us)
     return result
+
+
+def _against_plain(
+    engine: CpuCopyEngine, src: np.ndarray[Any, Any], dst: np.ndarray[Any, Any], num_bytes: int, pairs: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of a plain copy of `num_bytes`, and of the engine's moves."""
+    source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
+    plain, ours = functools.partial(target.copy_, source), functools.partial(engine.copy, src, dst)
+    return alternate(functools.partial(_seconds, plain), functools.partial(_seconds, ours), pairs)
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -90,6 +114,7 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def holds(found: Mapping[str, Ratio]) -> bool:
-    """Whether whole blocks move at the bar's speed or faster."""
-    return all(one.median >= BAR for name, one in found.items() if name.startswith("blocks"))
+def holds(found: Mapping[str, Mapping[str, Ratio]]) -> bool:
+    """Whether everything moves at the bar's speed by lines, and whole blocks by bytes too."""
+    blocks = [one for name, one in found["bytes"].items() if name.startswith("blocks")]
+    return all(one.median >= BAR for one in [*blocks, *found["lines"].values()])
