@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from vtoken.serving.autoscaling import autoscaling_config
 from vtoken.serving.ingress import Ingress
 from vtoken.serving.replica import EngineReplica
 from vtoken.serving.router import router_kwargs
@@ -34,9 +35,15 @@ def _engine_deployment(settings: DeploymentSettings) -> Any:
     options: dict[str, Any] = {"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus}
     if replicas.env:
         options["runtime_env"] = {"env_vars": dict(replicas.env)}
+    scaling = settings.autoscaling
+    count = (
+        {"num_replicas": replicas.count}
+        if scaling is None
+        else {"autoscaling_config": autoscaling_config(scaling, settings)}
+    )
     return serve.deployment(
         name="engine",
-        num_replicas=replicas.count,
+        **count,
         max_ongoing_requests=replicas.max_ongoing_requests,
         max_queued_requests=settings.limits.max_queued_requests,
         ray_actor_options=options,

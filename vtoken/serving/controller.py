@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
@@ -38,6 +38,7 @@ class FleetController:
     def __init__(self, rules: FleetRules) -> None:
         self._fleet = FleetView(rules)
         self._tunables: dict[str, Any] = {}
+        self._retiring: frozenset[str] = frozenset()
         self._last_use_s = time.monotonic()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -50,6 +51,16 @@ class FleetController:
         """A replica ends by plan and should leave the view now."""
         self._touch()
         self._fleet.forget(replica_id)
+
+    async def retire(self, replica_ids: Collection[str]) -> None:
+        """The replicas that are to take no more requests and go when they are empty; all others stay."""
+        self._touch()
+        self._retiring = frozenset(replica_ids)
+
+    async def is_retiring(self, replica_id: str) -> bool:
+        """Asked by a replica about itself."""
+        self._touch()
+        return replica_id in self._retiring
 
     async def configure(self, tunables: Mapping[str, Any], rules: FleetRules) -> None:
         """Replace the rules, and the routers' tunables; routers pick them up with their next poll.
@@ -116,6 +127,10 @@ class ControllerClient:
             )
         return self._handle
 
+    def reconnect(self) -> None:
+        """Look the actor up again with the next call: the one that is known does not answer."""
+        self._handle = None
+
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Call the controller.
 
@@ -128,7 +143,7 @@ class ControllerClient:
             reference = getattr(self._handle, method).remote(*arguments)
             return await asyncio.wait_for(reference, self._timeout_s)
         except Exception:
-            self._handle = None
+            self.reconnect()
             raise
 
     async def heartbeat(self, beat: Heartbeat) -> Verdict:
@@ -139,6 +154,10 @@ class ControllerClient:
         """Best effort: say that a replica ends by plan."""
         with contextlib.suppress(Exception):
             await self._call("goodbye", replica_id)
+
+    async def is_retiring(self, replica_id: str) -> bool:
+        """Whether the autoscaling policy wants this replica to go."""
+        return bool(await self._call("is_retiring", replica_id))
 
     async def configure(self, tunables: Mapping[str, Any], rules: FleetRules) -> None:
         """See FleetController.configure."""

@@ -92,7 +92,7 @@ class Front:
         view = await self._view()
         fresh = [] if view is None else [r for r in view.replicas if is_fresh(r, 0.0, self._settings.tunables)]
         takers = [replica for replica in fresh if not replica.draining]
-        body = {"ready": bool(takers), "fresh_replicas": len(takers), "wanted_replicas": self._settings.replicas.count}
+        body = {"ready": bool(takers), "fresh_replicas": len(takers), "wanted_replicas": self._settings.fewest_replicas}
         return JSONResponse(body, status_code=200 if takers else 503)
 
     async def fleet(self) -> Response:
@@ -102,7 +102,7 @@ class Front:
             return error_response(NO_CONTROLLER)
         return JSONResponse({
             "replicas": [replica.to_mapping() for replica in view.replicas],
-            "wanted_replicas": self._settings.replicas.count,
+            "wanted_replicas": self._settings.fewest_replicas,
             "heartbeats_accepted_total": view.accepted_total,
             "heartbeats_rejected_total": dict(view.rejected_total),
             "router": dict(view.tunables),

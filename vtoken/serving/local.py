@@ -169,7 +169,8 @@ class LocalFleet:
         self._progress("starting Ray")
         replicas, limits = self._settings.replicas, self._settings.limits
         # Logical CPUs: what the deployments ask for, whatever the machine has; engines set their own threads.
-        num_cpus = int(replicas.count * replicas.num_cpus + limits.ingress_count * limits.ingress_num_cpus) + 1
+        engines = self._settings.most_replicas * replicas.num_cpus
+        num_cpus = int(engines + limits.ingress_count * limits.ingress_num_cpus) + 1
         ray.init(
             address="local",
             num_cpus=num_cpus,
@@ -189,7 +190,7 @@ class LocalFleet:
         serve.run_many([target], wait_for_applications_running=False)
 
     def _await_ready(self) -> None:
-        wanted, ready, said = self._settings.replicas.count, 0, -1
+        wanted, ready, said = self._settings.fewest_replicas, 0, -1
         start_s = time.monotonic()
         while ready < wanted:
             waited_s = time.monotonic() - start_s

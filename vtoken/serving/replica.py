@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 from ray import serve
 
+from vtoken.core.errors import VTokenError
 from vtoken.core.fleet import FleetRules
 from vtoken.core.pressure import Level, level_after
 from vtoken.core.replies import ErrorReply
@@ -31,6 +32,10 @@ LOOK_S = 0.02
 
 EXPLAIN_TIMEOUT_S = 8.0
 """Longest wait for the engine's answer; it answers between two steps."""
+
+
+class Retired(VTokenError):
+    """This replica is to be stopped, and can be."""
 
 
 class EngineServiceProtocol(Protocol):
@@ -109,6 +114,7 @@ class EngineReplica:
         self._controller = ControllerClient(context.app_name, settings.rules)
         self._timer = HeartbeatTimer(settings.heartbeat, settings.rules)
         self._sequence = 0
+        self._scaled, self._retiring = settings.autoscaling is not None, False
         self._beating = asyncio.create_task(self._beat_forever())
 
     async def generate(self, _hint: RouteHint, kind: str, body: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
@@ -154,10 +160,27 @@ class EngineReplica:
         return {"replica_id": self._replica_id, "requests": requests}
 
     async def check_health(self) -> None:
-        """Serve's health check: fails when the engine is dead, not when it is busy."""
+        """Serve's health check: fails when the engine is dead, not when it is busy; and when this replica may go."""
         await self._service.check_health()
         if self._beating.done():
             self._beating = asyncio.create_task(self._beat_forever())
+        if self._scaled:
+            await self._heed_retirement()
+
+    async def _heed_retirement(self) -> None:
+        """Take no more requests while the autoscaling policy wants this replica to go (`serving/autoscaling.py`).
+
+        Raises:
+            Retired: it may go now; nothing runs.
+        """
+        with contextlib.suppress(Exception):  # without a controller nothing changes
+            retiring = await self._controller.is_retiring(self._replica_id)
+            if retiring is not self._retiring:
+                self._retiring = retiring
+                await self._beat(self._service.snapshot())
+        shot = self._service.snapshot()
+        if self._retiring and shot.running_requests + shot.waiting_requests == 0:
+            raise Retired("one replica too many: the autoscaling policy has chosen this one, and it is empty")
 
     async def _beat_forever(self) -> None:
         while await self._lives():
@@ -178,7 +201,7 @@ class EngineReplica:
 
     async def _beat(self, snapshot: Snapshot, draining: bool = False) -> None:
         self._sequence += 1
-        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), draining, snapshot)
+        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), draining or self._retiring, snapshot)
         try:
             verdict = await self._controller.heartbeat(beat)
         except Exception as error:  # noqa: BLE001  # a dead controller must never hurt a replica

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vtoken.core.autoscaling import ScalingRules
 from vtoken.core.checks import build, check_int, check_number
 from vtoken.core.config import Variant, VTokenConfig
 from vtoken.core.errors import ConfigError
@@ -28,6 +29,17 @@ def _section(args: Mapping[str, Any], key: str) -> object:
     """One block of the file; a key without a value is an empty block."""
     found = args.get(key)
     return {} if found is None else found
+
+
+def _scaling(args: Mapping[str, Any]) -> ScalingRules | None:
+    """The `autoscaling` section; beside it `replicas.count` would say a second time how many there are."""
+    if args.get("autoscaling") is None:
+        return None
+    replicas = args.get("replicas")
+    if isinstance(replicas, Mapping) and "count" in replicas:
+        hint = "`autoscaling.min` and `autoscaling.max` say how many replicas there are."
+        raise ConfigError("replicas.count", replicas["count"], "absent beside `autoscaling`", hint)
+    return build(ScalingRules, args["autoscaling"], "autoscaling")
 
 
 ENGINE_KEYS: dict[str, tuple[type, ...]] = {
@@ -187,6 +199,7 @@ class DeploymentSettings:
         engine: engine arguments, see ENGINE_KEYS.
         vtoken: how memory is reclaimed.
         replicas, heartbeat, limits, pressure: see the classes.
+        autoscaling: how many replicas there are, instead of `replicas.count`; None: always that many.
         router: of the routers at start; `deployments: [{name: ingress, user_config: {router: ...}}]` changes them live.
         engine_service: `module:Class` that runs the engine; serving knows it by this name only.
     """
@@ -200,6 +213,7 @@ class DeploymentSettings:
     pressure: PressureThresholds = field(default_factory=PressureThresholds)
     heartbeat: HeartbeatSettings = field(default_factory=HeartbeatSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    autoscaling: ScalingRules | None = None
     engine_service: str = DEFAULT_ENGINE_SERVICE
 
     def __post_init__(self) -> None:
@@ -222,6 +236,16 @@ class DeploymentSettings:
             if value >= limit_s:
                 hint = "Reports that come later than that make healthy replicas count as lost."
                 raise ConfigError(f"heartbeat.{beat}", value, f"below {limit_key} = {limit_s}", hint)
+
+    @property
+    def fewest_replicas(self) -> int:
+        """Replicas that there are at the least, once all have started."""
+        return self.replicas.count if self.autoscaling is None else self.autoscaling.min
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas that there are at the most."""
+        return self.replicas.count if self.autoscaling is None else self.autoscaling.max
 
     @property
     def tunables(self) -> RoutingTunables:
@@ -262,6 +286,7 @@ class DeploymentSettings:
             pressure=build(PressureThresholds, _section(args, "pressure"), "pressure"),
             heartbeat=build(HeartbeatSettings, _section(args, "heartbeat"), "heartbeat"),
             limits=build(LimitSettings, _section(args, "limits"), "limits"),
+            autoscaling=_scaling(args),
             engine_service=args.get("engine_service", DEFAULT_ENGINE_SERVICE),
         )
 
