@@ -1,0 +1,239 @@
+"""Which request may go in, which waits and which is refused: the ingress's gate as one pure object.
+
+    ask ──> rate limit of its key ──> nobody waits and there is room ──> admitted
+                │ 429                   │ no
+                │                       ▼
+                │              a place in the line? ──> waiting ──> granted | timeout 429 | left
+                │                       │ no: 429 with Retry-After
+
+Clock and room are arguments; `vtoken.serving.admission` keeps the futures of those who wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from vtoken.core.drain import UNKNOWN_STAY_S, DrainRate, Returns, retry_after_s
+from vtoken.core.gate_room import GateRoom, GateRules
+from vtoken.core.rate_limit import RateMeter
+from vtoken.core.rulings import Asked, Decision, Reason, Ruling
+from vtoken.core.waiting_line import Waiter, WaitingLine
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds of one gate.
+
+    Attributes:
+        line: most requests that wait.
+        max_wait_s: longest wait.
+        least_retry_s, most_retry_s: of Retry-After.
+        share: of the rate limits that this gate keeps (1/n of n ingresses).
+        many_keys: whether there are keys to leave places for.
+    """
+
+    line: int = 256
+    max_wait_s: float = 30.0
+    least_retry_s: float = 1.0
+    most_retry_s: float = 60.0
+    share: float = 1.0
+    many_keys: bool = False
+
+
+@dataclass(slots=True)
+class _Inside:
+    hold_tokens: int
+    entered_s: float
+
+
+class Admission:
+    """Owner of one gate's state: who is inside, who waits, who was told to come back, what was decided.
+
+    Args:
+        limits: see AdmissionLimits.
+        rules: see GateRules.
+    """
+
+    def __init__(self, limits: AdmissionLimits, rules: GateRules) -> None:
+        self._limits = limits
+        self._line = WaitingLine(limits.line, rules.oldest_turn)
+        self._drain = DrainRate()
+        self._returns = Returns(grace_s=2.0 + limits.least_retry_s)
+        self._meters: dict[str, RateMeter] = {}
+        self._inside: dict[int, _Inside] = {}
+        self._committed = 0
+        self._numbers = 0
+        self._decisions: Counter[tuple[Ruling, Reason]] = Counter()
+        self._waits, self._wait_s = 0, 0.0
+        self._patience_s = rules.no_replica_s
+        self._lifeless_since_s: float | None = None
+
+    # ---- Coming -----------------------------------------------------------------------------------------------------
+
+    def ask(self, asked: Asked, room: GateRoom, now_s: float) -> Decision:
+        """Decide about a request that comes now: admitted, waiting (see `grants`, `expired`), or refused."""
+        self._numbers += 1
+        if self._dead(room, now_s):
+            return self._no_replica()
+        meter = self._meter(asked, now_s)
+        wait_s, detail = meter.wait_s(asked.tokens, now_s)
+        if wait_s > 0:
+            return self._decided(Ruling.REFUSED, Reason.RATE, retry_after_s=wait_s, detail=detail)
+        decision = self._enter(asked, room, now_s)
+        if decision.ruling is not Ruling.REFUSED:
+            meter.take(asked.tokens, now_s)
+        return decision
+
+    def never(self, asked: Asked, now_s: float) -> bool:
+        """Whether the request alone is more than its key may have in a minute."""
+        return self._meter(asked, now_s).never(asked.tokens)
+
+    def _enter(self, asked: Asked, room: GateRoom, now_s: float) -> Decision:
+        remaining_s = self._returns.remaining_s(asked.mark, now_s) if asked.mark else None
+        if not self._line and room.fits(asked.hold_tokens, len(self._inside), self._committed):
+            self._returns.redeem(asked.mark)
+            self._let_in(self._numbers, asked.hold_tokens, now_s)
+            return self._decided(Ruling.ADMITTED, Reason.ROOM, self._numbers)
+        if remaining_s:
+            return self._decided(Ruling.REFUSED, Reason.EARLY, retry_after_s=remaining_s)
+        refusal = self._obstacle(asked, room, returned=remaining_s is not None, now_s=now_s)
+        if remaining_s is not None:
+            self._returns.redeem(asked.mark)
+        if refusal is not None:
+            others = 0 if remaining_s is not None else len(self._returns)
+            return self._turned_away(refusal, asked.mark, room, now_s, others)
+        self._line.enter(
+            Waiter(
+                self._numbers, asked.key, asked.priority, asked.tokens, asked.hold_tokens, asked.weight, now_s,
+                now_s + self._limits.max_wait_s, asked.mark,
+            )
+        )  # fmt: skip
+        self._drain.waiting(waits=True, now_s=now_s)
+        return self._decided(Ruling.WAITING, Reason.PLACE if remaining_s is None else Reason.RETURNED, self._numbers)
+
+    def _obstacle(self, asked: Asked, room: GateRoom, returned: bool, now_s: float) -> Reason | None:
+        """Why a request may not wait; who comes back when told needs a place, anybody else one that is not promised."""
+        if len(self._line) + (0 if returned else len(self._returns)) >= self._limits.line:
+            return Reason.LINE_FULL
+        if not self._line.has_place(asked.key, self._limits.many_keys):
+            return Reason.KEY_SHARE if len(self._line) < self._limits.line else Reason.LINE_FULL
+        rate = self._drain.per_second(room.places, now_s)
+        if rate is not None and (self._line.ahead_of(asked.priority) + 1) / rate > self._limits.max_wait_s:
+            return Reason.WAIT_TOO_LONG
+        return None
+
+    def _turned_away(
+        self, reason: Reason, mark: bytes, room: GateRoom, now_s: float, others: int, number: int = 0
+    ) -> Decision:
+        """A refusal; `others` have been told to come back and go first."""
+        limits = self._limits
+        position = len(self._line) + others + 1
+        rate = self._drain.per_second(room.places, now_s)
+        rate = room.places / UNKNOWN_STAY_S if rate is None else rate
+        after_s = retry_after_s(position, limits.line, rate, limits.least_retry_s, limits.most_retry_s)
+        after_s = float(-(-after_s // 1))  # the header is in whole seconds
+        if mark and after_s < limits.most_retry_s:
+            self._returns.promise(mark, now_s + after_s)
+        return self._decided(Ruling.REFUSED, reason, number, after_s)
+
+    def _meter(self, asked: Asked, now_s: float) -> RateMeter:
+        meter = self._meters.get(asked.key)
+        if meter is None or meter.limit != asked.limit:
+            meter = self._meters[asked.key] = RateMeter(asked.limit, self._limits.share, now_s)
+        return meter
+
+    # ---- Waiting ----------------------------------------------------------------------------------------------------
+
+    def grants(self, room: GateRoom, now_s: float) -> list[int]:
+        """Let in whoever's turn it is while there is room; who does not fit yet holds the others up."""
+        granted = []
+        while (head := self._line.head()) and room.fits(head.hold_tokens, len(self._inside), self._committed):
+            waiter = self._line.grant()
+            self._let_in(waiter.number, waiter.hold_tokens, now_s)
+            self._waited(waiter, now_s)
+            self._decided(Ruling.ADMITTED, Reason.WAITED)
+            granted.append(waiter.number)
+        self._drain.waiting(waits=len(self._line) > 0, now_s=now_s)
+        return granted
+
+    def expired(self, room: GateRoom, now_s: float) -> list[Decision]:
+        """Refuse everybody whose deadline has come, and everybody at all once no replica lives."""
+        dead = self._dead(room, now_s)
+        late = self._line.expired(float("inf") if dead else now_s)
+        for waiter in late:
+            self._waited(waiter, now_s)
+        if dead:
+            return [self._no_replica(waiter.number) for waiter in late]
+        return [self._turned_away(Reason.TIMEOUT, waiter.mark, room, now_s, 0, waiter.number) for waiter in late]
+
+    def _dead(self, room: GateRoom, now_s: float) -> bool:
+        """Whether no replica has been known for `no_replica_s`."""
+        if room.lives:
+            self._lifeless_since_s = None
+            return False
+        if self._lifeless_since_s is None:
+            self._lifeless_since_s = now_s
+        return now_s - self._lifeless_since_s >= self._patience_s
+
+    def _no_replica(self, number: int = 0) -> Decision:
+        return self._decided(Ruling.REFUSED, Reason.NO_REPLICA, number, self._limits.least_retry_s)
+
+    # ---- Going ------------------------------------------------------------------------------------------------------
+
+    def leave(self, number: int, now_s: float) -> None:
+        """A request ends, or its client goes while it waits; a number that is not here is ignored."""
+        if self._line.leave(number):
+            self._decided(Ruling.LEFT, Reason.DISCONNECT)
+            self._drain.waiting(waits=len(self._line) > 0, now_s=now_s)
+            return
+        inside = self._inside.pop(number, None)
+        if inside is not None:
+            self._committed -= inside.hold_tokens
+            self._drain.released(now_s - inside.entered_s, now_s)
+
+    # ---- What there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the line."""
+        return len(self._line)
+
+    @property
+    def inside(self) -> int:
+        """Requests that were let in and have not ended."""
+        return len(self._inside)
+
+    def report(self, room: GateRoom, now_s: float) -> dict[str, Any]:
+        """JSON-ready: gauges, counters, and `decisions_total` as ruling -> reason -> count."""
+        decisions: dict[str, dict[str, int]] = {}
+        for (ruling, reason), count in sorted(self._decisions.items()):
+            decisions.setdefault(ruling.value, {})[reason.value] = count
+        rate = self._drain.per_second(room.places, now_s)
+        return {
+            "waiting_requests": len(self._line),
+            "waiting_bound": self._limits.line,
+            "inside_requests": len(self._inside),
+            "places": room.places,
+            "committed_tokens": self._committed,
+            "promised_returns": len(self._returns),
+            "drain_per_s": None if rate is None else round(rate, 3),
+            "waits_total": self._waits,
+            "wait_seconds_total": round(self._wait_s, 6),
+            "decisions_total": decisions,
+        }
+
+    def _let_in(self, number: int, hold_tokens: int, now_s: float) -> None:
+        self._inside[number] = _Inside(hold_tokens, now_s)
+        self._committed += hold_tokens
+
+    def _waited(self, waiter: Waiter, now_s: float) -> None:
+        self._waits += 1
+        self._wait_s += now_s - waiter.entered_s
+
+    def _decided(
+        self, ruling: Ruling, reason: Reason, number: int = 0, retry_after_s: float = 0.0, detail: str = ""
+    ) -> Decision:
+        self._decisions[ruling, reason] += 1
+        return Decision(ruling, reason, number, retry_after_s, detail)
