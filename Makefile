@@ -45,6 +45,7 @@ check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/vtoken dashboards build --check
 
 lock:  ## regenerate deploy/setup/constraints-*.txt
 	@$(PYTHON) deploy/setup/lock.py

@@ -34,6 +34,7 @@ class Command:
 COMMANDS = (
     Command("bench", "answer one question of the evaluation on the real engine", "vtoken.bench.command"),
     Command("check", "print what vToken supports for a model on this machine", "vtoken.engine.check_command"),
+    Command("dashboards", "build Grafana's boards and the alert rules", "vtoken.observability.command"),
     Command("drill", "inject a fault into a fleet under load, and judge what clients saw", "vtoken.drills.command"),
     Command("explain", "print what was decided about a request, and why", "vtoken.serving.explain"),
     Command("plan", "say what fits on a GPU, with and without reclamation", "vtoken.plan"),

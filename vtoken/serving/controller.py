@@ -22,6 +22,7 @@ import ray
 
 from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView, Verdict
 from vtoken.core.telemetry import Heartbeat
+from vtoken.serving.metrics import start_controller_metrics
 
 NAMESPACE = "vtoken"
 ORPHAN_S = 120.0
@@ -33,10 +34,11 @@ class FleetController:
 
     Args:
         rules: of its creator, whoever that is; `configure` replaces them.
+        app_name: Serve application; without one nothing is published.
     """
 
-    def __init__(self, rules: FleetRules) -> None:
-        self._fleet = FleetView(rules)
+    def __init__(self, rules: FleetRules, app_name: str | None = None) -> None:
+        self._fleet, self._app_name = FleetView(rules), app_name
         self._tunables: dict[str, Any] = {}
         self._retiring: frozenset[str] = frozenset()
         self._last_use_s = time.monotonic()
@@ -79,6 +81,12 @@ class FleetController:
         self._last_use_s = time.monotonic()
         if self._ticker is None:
             self._ticker = asyncio.get_running_loop().create_task(self._tick())
+            if self._app_name is not None:
+                start_controller_metrics(self._app_name, asyncio.get_running_loop(), self._look)
+
+    async def _look(self) -> tuple[FleetSnapshot, FleetRules]:
+        """For metrics, which are no use of the controller."""
+        return self._fleet.view(time.monotonic(), self._tunables), self._fleet.rules
 
     async def _tick(self) -> None:
         while True:
@@ -104,7 +112,7 @@ class ControllerClient:
     """
 
     def __init__(self, app_name: str, rules: FleetRules, timeout_s: float = 2.0) -> None:
-        self._name = controller_name(app_name)
+        self._app_name, self._name = app_name, controller_name(app_name)
         self._rules = rules
         self._timeout_s = timeout_s
         self._handle: Any = None
@@ -123,7 +131,7 @@ class ControllerClient:
                     max_restarts=-1,
                     max_concurrency=1000,
                 )
-                .remote(self._rules)
+                .remote(self._rules, self._app_name)
             )
         return self._handle
 

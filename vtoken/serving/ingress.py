@@ -18,6 +18,7 @@ from vtoken.core.replies import ErrorReply
 from vtoken.serving.answers import error_response, http_error_reply
 from vtoken.serving.controller import ControllerClient
 from vtoken.serving.front import Front
+from vtoken.serving.metrics import start_ingress_metrics
 from vtoken.serving.settings import DeploymentSettings
 
 logger = logging.getLogger("ray.serve")
@@ -51,9 +52,10 @@ class Ingress:
     """
 
     def __init__(self, engine: DeploymentHandle[Any], settings: DeploymentSettings) -> None:
-        app_name = serve.get_replica_context().app_name
-        controller = ControllerClient(app_name, settings.rules)
+        context = serve.get_replica_context()
+        controller = ControllerClient(context.app_name, settings.rules)
         self._front = Front(engine, settings, controller)
+        start_ingress_metrics(context, settings)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve: the routers' settings, at start and whenever the config file changes them."""

@@ -23,6 +23,7 @@ from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint
 from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.serving.controller import ControllerClient
+from vtoken.serving.metrics import start_replica_metrics
 from vtoken.serving.settings import DeploymentSettings, HeartbeatSettings
 
 logger = logging.getLogger("ray.serve")
@@ -116,6 +117,7 @@ class EngineReplica:
         self._sequence = 0
         self._scaled, self._retiring = settings.autoscaling is not None, False
         self._beating = asyncio.create_task(self._beat_forever())
+        start_replica_metrics(context, self._service.snapshot, settings.vtoken)
 
     async def generate(self, _hint: RouteHint, kind: str, body: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
         """Serve one request.

@@ -1,0 +1,46 @@
+"""Are there enough replicas, does the controller hear them, and do requests reach the right one?"""
+
+from __future__ import annotations
+
+from vtoken.observability.rules import APPLICATION, REPLICA, Alert, added, all_of, lowest, per_second, top
+
+_FRESH = added(all_of("replicas", state="fresh"), APPLICATION)
+_KNOWN = f"count by ({', '.join(APPLICATION)}) ({all_of('telemetry_age_seconds')})"
+_WITH_METRICS = f"count by ({', '.join(APPLICATION)}) ({all_of('capacity_blocks')})"
+_ENGINE_LOAD = f"({all_of('running_requests')} + {all_of('waiting_requests')})"
+
+_REPLICAS = (
+    Alert("NoFreshReplica", _FRESH, "< 1", "30s", "critical",
+          "No replica of {{ $labels.application }} has reported lately"),
+    Alert("ReplicasMissing", f'{top(all_of("wanted_replicas"), APPLICATION)} - {_FRESH}', "> 0", "5m", "warning",
+          "{{ $value }} replicas of {{ $labels.application }} are missing"),
+    Alert("TelemetryStale", top(all_of("telemetry_age_seconds"), REPLICA), "> 5", "5s", "warning",
+          "Replica {{ $labels.replica }} has not reported for {{ $value }} s"),
+    Alert("HeartbeatsRejected",
+          per_second("heartbeats_total", "5m", (*APPLICATION, "verdict"), verdict="impossible"), "> 0.05", "2m",
+          "warning", "A replica of {{ $labels.application }} reports what cannot be"),
+)  # fmt: skip
+
+_METRICS = (
+    Alert("MetricsMissing", f"(count({all_of('publishes_total')}) or vector(0))", "< 1", "2m", "critical",
+          "Prometheus sees no metric of vToken"),
+    Alert("ReplicaMetricsMissing", f"{_KNOWN} - ({_WITH_METRICS} or 0 * {_KNOWN})", "> 0", "1m", "warning",
+          "{{ $value }} replicas of {{ $labels.application }} report to the controller and publish no metrics"),
+    Alert("PublishFailing",
+          f'{per_second("publish_errors_total", "10m", (*APPLICATION, "process"))} / '
+          f'({per_second("publishes_total", "10m", (*APPLICATION, "process"))} > 0)', "> 0.1", "5m", "warning",
+          "Rounds of the publisher fail in a {{ $labels.process }} of {{ $labels.application }}"),
+)  # fmt: skip
+
+_PRESSURE = (
+    Alert("AllClosed", f'{added(all_of("replica_level", level="closed"), APPLICATION)} / ({_KNOWN} > 0)', ">= 1", "2m",
+          "critical", "Every replica of {{ $labels.application }} is closed"),
+    Alert("LevelFlapping", top(f"changes({all_of('replica_level', level='open')}[10m])", REPLICA), "> 20", "0s",
+          "warning", "Replica {{ $labels.replica }} has changed its level {{ $value }} times in 10 minutes"),
+    Alert("RouterSkew",
+          f"({top(_ENGINE_LOAD, APPLICATION)} - {lowest(_ENGINE_LOAD, APPLICATION)}) / "
+          f"clamp_min(avg by ({', '.join(APPLICATION)}) ({_ENGINE_LOAD}), 4)", "> 1", "10m", "warning",
+          "Replicas of {{ $labels.application }} carry unequal load"),
+)  # fmt: skip
+
+ALERTS = (*_REPLICAS, *_METRICS, *_PRESSURE)

@@ -1,0 +1,78 @@
+"""Reclamation: what one replica does with its blocks."""
+
+from __future__ import annotations
+
+from vtoken.observability.boards.parts import REPLICA_VARIABLES, by_replica, rate_by_replica
+from vtoken.observability.metric import Unit
+from vtoken.observability.panels import Board, Row, lines, states
+from vtoken.observability.query import rate, ratio, series, total
+
+REPLICA = "{{replica}}"
+
+_OCCUPANCY = Row("Occupancy", (
+    lines("Blocks by state", "Free and reserved are what new work can get; they add up to the capacity.", Unit.COUNT,
+          (total(series("kv_blocks"), "state"), "{{state}}"), stacked=True),
+    lines("Pool size", "The states beside must add up to it.", Unit.COUNT,
+          (by_replica(series("capacity_blocks")), REPLICA)),
+    lines("Live tokens and dead slots", "Dead slots that grow while live tokens do not are waste that is not "
+          "reclaimed.", Unit.COUNT,
+          (total(series("live_tokens")), "live tokens"), (total(series("dead_slots")), "dead slots")),
+    lines("Reclaimable blocks", "What packing would give back now.", Unit.COUNT,
+          (by_replica(series("reclaimable_blocks")), REPLICA)),
+    lines("Reserve and its target", "A reserve below its target defers plans and holds requests.", Unit.COUNT,
+          (by_replica(series("kv_blocks", state="reserved")), f"{REPLICA} reserved"),
+          (by_replica(series("headroom_target_blocks")), f"{REPLICA} target")),
+    lines("Blocks per request", "Falls when policies keep less; rises when memory does not come back.", Unit.COUNT,
+          (ratio(by_replica(series("allocated_blocks")), by_replica(series("tracked_requests"))), REPLICA)),
+))  # fmt: skip
+
+_EVICTION = Row("Eviction", (
+    lines("Tokens registered and evicted", "Policies that evict nothing have nothing to reclaim.", Unit.COUNT,
+          (total(rate("tokens_registered_total")), "registered / s"),
+          (total(rate("tokens_evicted_total")), "evicted / s")),
+    lines("Share of tokens evicted", "The budget at work.", Unit.RATIO,
+          (ratio(rate_by_replica("tokens_evicted_total"), rate_by_replica("tokens_registered_total")), REPLICA)),
+    lines("Policy failures and unusable options", "A failing policy keeps all its tokens: fix it or change the "
+          "default.", Unit.COUNT,
+          (rate_by_replica("policy_failures_total"), f"{REPLICA} policy failures / s"),
+          (rate_by_replica("invalid_options_total"), f"{REPLICA} unusable options / s")),
+))  # fmt: skip
+
+_RELOCATION = Row("Relocation", (
+    lines("Blocks released", "Memory that came back while its request was running.", Unit.COUNT,
+          (rate_by_replica("blocks_released_total"), REPLICA)),
+    lines("Tokens moved per released block", "The price of a block; wholly dead blocks cost nothing.", Unit.COUNT,
+          (ratio(rate_by_replica("moves_total"), rate_by_replica("blocks_released_total")), REPLICA)),
+    lines("Bytes moved", "Relocation traffic through memory.", Unit.BYTES,
+          (rate_by_replica("moved_bytes_total"), f"{REPLICA} / s")),
+    lines("Mean copy time", "From seconds and calls, exact; a rise means that copies compete with the model.",
+          Unit.SECONDS, (ratio(rate_by_replica("copy_seconds_total"), rate_by_replica("copies_total")), REPLICA)),
+    lines("Copy bandwidth", "Bytes per second while copying.", Unit.BYTES,
+          (ratio(rate_by_replica("moved_bytes_total"), rate_by_replica("copy_seconds_total")), REPLICA)),
+    lines("Copies in flight and waited for", "Waiting stalls the engine: memory was urgent.", Unit.COUNT,
+          (by_replica(series("inflight_plans")), f"{REPLICA} in flight"),
+          (rate_by_replica("copy_waits_total"), f"{REPLICA} waits / s")),
+    lines("Plans deferred", "The reserve was too small for the plan: raise headroom_blocks.", Unit.COUNT,
+          (rate_by_replica("plans_deferred_total"), REPLICA)),
+    lines("Reserve blocks consumed", "Each must come back with interest.", Unit.COUNT,
+          (rate_by_replica("blocks_consumed_total"), REPLICA)),
+))  # fmt: skip
+
+_INTEGRITY = Row("Integrity and cost", (
+    lines("Move checks", "Checks that stop while tokens move: corruption would go unseen.", Unit.COUNT,
+          (rate_by_replica("move_checks_total"), f"{REPLICA} checks / s"),
+          (rate_by_replica("move_check_failures_total"), f"{REPLICA} failures / s")),
+    states("Relocation on or off", "Off after a failed check, until the replica is restarted.", {0: "on", 1: "off"},
+           by_replica(series("degraded")), REPLICA, width=8),
+    lines("Substrate share of time", "What vToken costs on the step path, as a share of wall time.", Unit.RATIO,
+          (rate_by_replica("substrate_seconds_total"), REPLICA)),
+    lines("Substrate time per step", "The same per engine step.", Unit.SECONDS,
+          (ratio(rate_by_replica("substrate_seconds_total"), rate_by_replica("steps_total")), REPLICA)),
+    lines("Memory kept for scores", "Queries of policies that need attention.", Unit.BYTES,
+          (by_replica(series("score_bytes")), REPLICA)),
+))  # fmt: skip
+
+BOARD = Board(
+    "vtoken-reclamation", "vToken / Reclamation", "What one replica does with its blocks, and what that costs.",
+    (_OCCUPANCY, _EVICTION, _RELOCATION, _INTEGRITY), REPLICA_VARIABLES,
+)  # fmt: skip

@@ -1,0 +1,153 @@
+"""Every metric, once. Code, docs/metrics.md, boards and alerts are generated from this table or checked against it.
+
+A metric that shows a field of Snapshot bears the field's name; the four block states are one metric with a label, so
+that they add up on a chart.
+"""
+
+from __future__ import annotations
+
+from vtoken.core.fleet import Verdict
+from vtoken.core.pressure import Level
+from vtoken.observability.metric import Group, Kind, Metric, Source, Unit
+
+BLOCK_STATES = ("free", "reserved", "private", "shared")
+REPLICA_STATES = ("fresh", "stale", "draining")
+GPU_STATES = ("up", "no_driver", "no_gpu", "lost", "error")
+GPU_MEMORY = ("used", "free", "reserved")
+GPU_CLOCKS = ("sm", "memory")
+THROTTLES = ("power_cap", "thermal", "hw_slowdown", "hw_thermal", "power_brake")
+ECC = ("corrected", "uncorrected")
+REMAPS = ("corrected", "uncorrected", "pending", "failure")
+PROCESSES = ("replica", "controller", "ingress")
+
+
+def _shown(group: Group, unit: Unit, name: str, text: str) -> Metric:
+    """A field of Snapshot under its own name."""
+    kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
+    return Metric(name, kind, unit, group, Source.REPLICA, text, fields=(name,))
+
+
+_OCCUPANCY = (
+    Metric("waste_ratio", Kind.GAUGE, Unit.RATIO, Group.OCCUPANCY, Source.REPLICA,
+           "F: share of allocated token slots that hold nothing attention reads", fields=("waste_ratio",)),
+    Metric("kv_blocks", Kind.GAUGE, Unit.COUNT, Group.OCCUPANCY, Source.REPLICA,
+           "Blocks by state; the states add up to capacity_blocks", ("state",), {"state": BLOCK_STATES},
+           tuple(f"{state}_blocks" for state in BLOCK_STATES)),
+    *(_shown(Group.OCCUPANCY, unit, name, text) for unit, name, text in (
+        (Unit.COUNT, "capacity_blocks", "Usable blocks of the pool, vLLM's null block not counted"),
+        (Unit.COUNT, "block_size_tokens", "Tokens of one block"),
+        (Unit.COUNT, "allocated_blocks", "Blocks in token tables; a shared one counts once per request"),
+        (Unit.COUNT, "reclaimable_blocks", "Blocks that packing every request's live tokens would free"),
+        (Unit.COUNT, "headroom_target_blocks", "Blocks that the reserve should hold"),
+        (Unit.COUNT, "live_tokens", "Tokens that attention still reads"),
+        (Unit.COUNT, "dead_slots", "Allocated token slots that hold nothing attention reads"),
+        (Unit.COUNT, "tracked_requests", "Requests with a token table"),
+        (Unit.BYTES, "score_bytes", "Memory of the queries kept for policies that need attention"),
+    )),
+)  # fmt: skip
+
+_EVICTION = tuple(_shown(Group.EVICTION, Unit.COUNT, name, text) for name, text in (
+    ("tokens_registered_total", "Tokens that entered a token table"),
+    ("tokens_evicted_total", "Tokens that a policy forgot"),
+    ("policy_failures_total", "Decisions at which a policy raised or chose what it may not"),
+    ("invalid_options_total", "Requests whose own options were unusable inside the engine"),
+))  # fmt: skip
+
+_RECLAMATION = tuple(_shown(Group.RECLAMATION, unit, name, text) for unit, name, text in (
+    (Unit.COUNT, "blocks_released_total", "Blocks given back to the pool while their request was running"),
+    (Unit.COUNT, "blocks_consumed_total", "Reserve blocks that became evacuation blocks"),
+    (Unit.COUNT, "moves_total", "Tokens moved to another slot"),
+    (Unit.BYTES, "moved_bytes_total", "K and V bytes of the moved tokens, all layers"),
+    (Unit.COUNT, "copies_total", "Copy calls"),
+    (Unit.SECONDS, "copy_seconds_total", "Time in copy calls; with copies_total and moved_bytes_total gives means"),
+    (Unit.COUNT, "copy_waits_total", "Copies beside the engine that it had to wait for"),
+    (Unit.COUNT, "plans_deferred_total", "Decisions that wanted memory which the reserve did not have"),
+    (Unit.COUNT, "inflight_plans", "Evacuation plans whose copy is not committed"),
+))  # fmt: skip
+
+_INTEGRITY = (
+    *(_shown(Group.INTEGRITY, unit, name, text) for unit, name, text in (
+        (Unit.COUNT, "move_checks_total", "Plans whose moved bytes were compared (invariant I1)"),
+        (Unit.COUNT, "move_check_failures_total", "Plans whose moved bytes differed; must stay zero"),
+        (Unit.FLAG, "degraded", "1 once a failed check has ended relocation on the worker"),
+        (Unit.SECONDS, "substrate_seconds_total", "Time of the substrate on the engine's step path"),
+    )),
+    Metric("move_check_failures", Kind.GAUGE, Unit.COUNT, Group.INTEGRITY, Source.REPLICA,
+           "The total of failed checks again, as a gauge: seen even if the first scrape comes after the failure"),
+)  # fmt: skip
+
+_ENGINE = tuple(_shown(Group.ENGINE, unit, name, text) for unit, name, text in (
+    (Unit.COUNT, "steps_total", "Engine steps"),
+    (Unit.COUNT, "running_requests", "Requests in the running batch"),
+    (Unit.COUNT, "waiting_requests", "Requests waiting inside the engine, held ones included"),
+    (Unit.COUNT, "held_requests", "Waiting requests held back until the reserve is refilled"),
+    (Unit.COUNT, "holds_expired_total", "Requests let go although the reserve was still short"),
+    (Unit.COUNT, "preemptions_total", "Requests that vLLM preempted"),
+))  # fmt: skip
+
+_FLEET = (
+    Metric("replicas", Kind.GAUGE, Unit.COUNT, Group.FLEET, Source.CONTROLLER,
+           "Replicas in the fleet view, by state", ("state",), {"state": REPLICA_STATES}),
+    Metric("wanted_replicas", Kind.GAUGE, Unit.COUNT, Group.FLEET, Source.INGRESS,
+           "Replicas that the deployment asks for"),
+    Metric("telemetry_age_seconds", Kind.GAUGE, Unit.SECONDS, Group.FLEET, Source.CONTROLLER,
+           "Age of a replica's last accepted heartbeat, by the controller's clock", ("replica",)),
+    Metric("replica_level", Kind.GAUGE, Unit.FLAG, Group.FLEET, Source.CONTROLLER,
+           "1 for the level that a replica has now, 0 for the others", ("replica", "level"),
+           {"level": tuple(Level)}),
+    Metric("room_ratio", Kind.GAUGE, Unit.RATIO, Group.FLEET, Source.CONTROLLER,
+           "Room of a replica as a share of its capacity; levels follow it", ("replica",)),
+    Metric("heartbeats_total", Kind.COUNTER, Unit.COUNT, Group.FLEET, Source.CONTROLLER,
+           "Heartbeats by the controller's verdict", ("verdict",), {"verdict": tuple(Verdict)}),
+)  # fmt: skip
+
+
+def _gpu(name: str, unit: Unit, text: str, **own: tuple[str, ...]) -> Metric:
+    """A reading of one GPU; `own` are labels besides `gpu`, with their values."""
+    kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
+    labels = ("gpu", *own)
+    return Metric(f"gpu_{name}", kind, unit, Group.GPU, Source.REPLICA, text, labels, dict(own))
+
+
+_GPU = (
+    _gpu("up", Unit.FLAG, "1 while a GPU answers; `gpu` is its UUID, or none with the reason", reason=GPU_STATES),
+    _gpu("memory_bytes", Unit.BYTES, "Device memory by kind", kind=GPU_MEMORY),
+    _gpu("utilization_ratio", Unit.RATIO, "Share of time in which a kernel ran"),
+    _gpu("power_watts", Unit.WATTS, "Power drawn"),
+    _gpu("power_limit_watts", Unit.WATTS, "Power limit in force"),
+    _gpu("energy_joules_total", Unit.JOULES, "Energy since the driver was loaded"),
+    _gpu("temperature_celsius", Unit.CELSIUS, "Temperature of the chip"),
+    _gpu("clock_hertz", Unit.HERTZ, "Clock", clock=GPU_CLOCKS),
+    _gpu("throttled", Unit.FLAG, "1 while the clock is held down, by reason", reason=THROTTLES),
+    _gpu("ecc_errors_total", Unit.COUNT, "ECC errors since the driver was loaded", kind=ECC),
+    _gpu("remapped_rows", Unit.COUNT, "Remapped memory rows; pending and failure are 0 or 1", kind=REMAPS),
+    _gpu("xid_errors_total", Unit.COUNT, "Critical events (XID) since this process started"),
+    _gpu("mig_enabled", Unit.FLAG, "1 while the GPU is split into instances (MIG)"),
+    Metric("nvml_errors_total", Kind.COUNTER, Unit.COUNT, Group.GPU, Source.REPLICA,
+           "NVML calls that failed; what a GPU or driver does not offer is no failure", ("call", "error")),
+)  # fmt: skip
+
+_BUILD = (
+    Metric("build_info", Kind.GAUGE, Unit.FLAG, Group.BUILD, Source.REPLICA,
+           "Always 1; the labels say what runs", ("version", "vllm", "torch", "ray", "variant", "policy")),
+    Metric("config", Kind.GAUGE, Unit.COUNT, Group.BUILD, Source.REPLICA,
+           "Numeric settings of the engine, by key (false and true are 0 and 1)", ("key",)),
+    Metric("publishes_total", Kind.COUNTER, Unit.COUNT, Group.BUILD, Source.EACH,
+           "Rounds of a process's publisher"),
+    Metric("publish_errors_total", Kind.COUNTER, Unit.COUNT, Group.BUILD, Source.EACH,
+           "Rounds in which something could not be read or published"),
+    Metric("publisher_cpu_seconds_total", Kind.COUNTER, Unit.SECONDS, Group.BUILD, Source.EACH,
+           "CPU time of a process's publisher"),
+)  # fmt: skip
+
+METRICS: tuple[Metric, ...] = (
+    *_OCCUPANCY, *_EVICTION, *_RECLAMATION, *_INTEGRITY, *_ENGINE, *_FLEET, *_GPU, *_BUILD,
+)  # fmt: skip
+
+BY_NAME = {metric.name: metric for metric in METRICS}
+"""By name without prefix."""
+
+
+def of_source(source: Source) -> tuple[Metric, ...]:
+    """What the publisher of one process may say, its own state included."""
+    return tuple(metric for metric in METRICS if metric.source in {source, Source.EACH})

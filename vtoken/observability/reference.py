@@ -1,0 +1,53 @@
+"""docs/metrics.md from the catalogue."""
+
+from __future__ import annotations
+
+from vtoken.observability.catalogue import METRICS
+from vtoken.observability.metric import COMMON_LABELS, Group, Metric
+
+HEAD = """\
+# Metrics
+
+<!-- Written by `vtoken dashboards build` from vtoken/observability/catalogue.py; do not edit. -->
+
+Every replica, controller and ingress has one publisher thread. It reads what the process already knows, every two
+seconds, and hands it to Ray, whose node agents export it to Prometheus. Nothing is published on an engine's step path.
+
+Names that show a field of the engine's snapshot bear the field's name, here, in `/v1/vtoken/fleet` and in
+`vtoken status`. Counters begin at zero when their process starts; an engine that restarts counts on. Mean copy time is
+`copy_seconds_total / copies_total`, bandwidth `moved_bytes_total / copy_seconds_total`.
+
+Common labels by source:
+
+| source | labels |
+|---|---|
+"""
+
+
+def reference_text() -> str:
+    """The page."""
+    sources = "".join(f"| {source.value} | {_code(labels)} |\n" for source, labels in COMMON_LABELS.items())
+    return HEAD + sources + "".join(map(_section, Group))
+
+
+def _section(group: Group) -> str:
+    members = [metric for metric in METRICS if metric.group is group]
+    if not members:
+        return ""
+    head = (
+        f"\n## {group.value}\n\n| metric | type | unit | source | own labels | meaning |\n|---|---|---|---|---|---|\n"
+    )
+    return head + "".join(map(_line, members))
+
+
+def _line(metric: Metric) -> str:
+    labels = ", ".join(
+        f"`{label}`" + (f" ({', '.join(metric.values[label])})" if label in metric.values else "")
+        for label in metric.labels
+    )
+    unit = metric.unit.name.lower()
+    return f"| `{metric.exported}` | {metric.kind} | {unit} | {metric.source} | {labels} | {metric.help} |\n"
+
+
+def _code(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
