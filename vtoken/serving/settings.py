@@ -16,8 +16,12 @@ from vtoken.core.checks import build, check_int, check_number
 from vtoken.core.config import Variant, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import FORGET_AFTER_S, FleetRules
+from vtoken.core.gate_room import GateRules
 from vtoken.core.pressure import PressureThresholds
 from vtoken.core.routing import RoutingTunables
+from vtoken.serving.access_log import AccessLogSettings
+from vtoken.serving.keys import AuthSettings
+from vtoken.serving.limit_settings import LimitSettings
 
 
 def _text(key: str, value: object) -> None:
@@ -64,6 +68,7 @@ ENGINE_KEYS: dict[str, tuple[type, ...]] = {
     "num_gpu_blocks_override": (int,),
     "quantization": (str,),
     "revision": (str,),
+    "scheduling_policy": (str,),
     "seed": (int,),
     "tokenizer": (str,),
     "trust_remote_code": (bool,),
@@ -157,35 +162,6 @@ class HeartbeatSettings:
             raise ConfigError("idle_s", self.idle_s, f"at least busy_s = {self.busy_s}")
 
 
-@dataclass(frozen=True, slots=True)
-class LimitSettings:
-    """What one request, and all of them together, may ask for.
-
-    Attributes:
-        max_body_bytes: longest request body; enforced while it is read.
-        max_queued_requests: requests of one ingress that wait for a replica; more get 429.
-        retry_after_s: in the Retry-After header of a 429, in whole seconds.
-        ingress_count: ingress replicas.
-        ingress_num_cpus: Ray CPUs of one ingress replica.
-        ingress_max_ongoing_requests: open HTTP requests of one ingress replica.
-    """
-
-    max_body_bytes: int = 2 << 20
-    max_queued_requests: int = 256
-    retry_after_s: int = 1
-    ingress_count: int = 1
-    ingress_num_cpus: float = 0.1
-    ingress_max_ongoing_requests: int = 2048
-
-    def __post_init__(self) -> None:
-        check_int("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
-        check_int("max_queued_requests", self.max_queued_requests, 1, 1_000_000)
-        check_int("retry_after_s", self.retry_after_s, 1, 3600)
-        check_int("ingress_count", self.ingress_count, 1, 1024)
-        check_number("ingress_num_cpus", self.ingress_num_cpus, 0.0, 64.0)
-        check_int("ingress_max_ongoing_requests", self.ingress_max_ongoing_requests, 1, 1_000_000)
-
-
 DEFAULT_ENGINE_SERVICE = "vtoken.engine.service:EngineService"
 
 
@@ -198,7 +174,7 @@ class DeploymentSettings:
         served_model_name: the name that clients use in `model`.
         engine: engine arguments, see ENGINE_KEYS.
         vtoken: how memory is reclaimed.
-        replicas, heartbeat, limits, pressure: see the classes.
+        replicas, heartbeat, limits, admission, auth, access_log, pressure: see the classes.
         autoscaling: how many replicas there are, instead of `replicas.count`; None: always that many.
         router: of the routers at start; `deployments: [{name: ingress, user_config: {router: ...}}]` changes them live.
         engine_service: `module:Class` that runs the engine; serving knows it by this name only.
@@ -213,6 +189,9 @@ class DeploymentSettings:
     pressure: PressureThresholds = field(default_factory=PressureThresholds)
     heartbeat: HeartbeatSettings = field(default_factory=HeartbeatSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    admission: GateRules = field(default_factory=GateRules)
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    access_log: AccessLogSettings = field(default_factory=AccessLogSettings)
     autoscaling: ScalingRules | None = None
     engine_service: str = DEFAULT_ENGINE_SERVICE
 
@@ -286,6 +265,9 @@ class DeploymentSettings:
             pressure=build(PressureThresholds, _section(args, "pressure"), "pressure"),
             heartbeat=build(HeartbeatSettings, _section(args, "heartbeat"), "heartbeat"),
             limits=build(LimitSettings, _section(args, "limits"), "limits"),
+            admission=build(GateRules, _section(args, "admission"), "admission"),
+            auth=AuthSettings.from_mapping(_section(args, "auth")),
+            access_log=build(AccessLogSettings, _section(args, "access_log"), "access_log"),
             autoscaling=_scaling(args),
             engine_service=args.get("engine_service", DEFAULT_ENGINE_SERVICE),
         )
