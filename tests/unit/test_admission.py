@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from vtoken.core.admission import Admission, AdmissionLimits
-from vtoken.core.drain import DrainRate, Returns, retry_after_s
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
 from vtoken.core.gate_room import GateRoom, GateRules, gate_room
 from vtoken.core.pressure import Level
 from vtoken.core.rate_limit import RateLimit, RateMeter
+from vtoken.core.retry import ReleaseRate, Returns, retry_after_s
 from vtoken.core.routing import RoutingTunables
 from vtoken.core.rulings import Asked, Reason, Ruling
 from vtoken.core.telemetry import Snapshot
@@ -82,17 +82,17 @@ def test_an_impossible_rate_is_refused(value):
         RateLimit(requests_per_minute=value)
 
 
-def test_the_drain_rate_is_what_leaves_once_requests_wait_and_littles_law_before():
-    drain = DrainRate()
-    assert drain.per_second(8, 0.0) is None
-    drain.released(4.0, 1.0)
-    assert drain.per_second(8, 1.0) == 2.0
-    drain.waiting(waits=True, now_s=10.0)
+def test_the_rate_is_what_leaves_once_requests_wait_and_littles_law_before():
+    releases = ReleaseRate()
+    assert releases.per_second(8, 0.0) is None
+    releases.released(4.0, 1.0)
+    assert releases.per_second(8, 1.0) == 2.0
+    releases.waiting(waits=True, now_s=10.0)
     for step in range(50):
-        drain.released(4.0, 10.0 + step * 0.2)
-    assert drain.per_second(8, 20.0) == pytest.approx(5.0, rel=0.05)
-    drain.waiting(waits=False, now_s=20.0)
-    assert drain.per_second(8, 20.0) == pytest.approx(2.0)
+        releases.released(4.0, 10.0 + step * 0.2)
+    assert releases.per_second(8, 20.0) == pytest.approx(5.0, rel=0.05)
+    releases.waiting(waits=False, now_s=20.0)
+    assert releases.per_second(8, 20.0) == pytest.approx(2.0)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5000), st.floats(0.0, 1e6))

@@ -15,9 +15,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from vtoken.core.drain import UNKNOWN_STAY_S, DrainRate, Returns, retry_after_s
 from vtoken.core.gate_room import GateRoom, GateRules
 from vtoken.core.rate_limit import RateMeter
+from vtoken.core.retry import UNKNOWN_STAY_S, ReleaseRate, Returns, retry_after_s
 from vtoken.core.rulings import Asked, Decision, Reason, Ruling
 from vtoken.core.waiting_line import Waiter, WaitingLine
 
@@ -59,7 +59,7 @@ class Admission:
     def __init__(self, limits: AdmissionLimits, rules: GateRules) -> None:
         self._limits = limits
         self._line = WaitingLine(limits.line, rules.oldest_turn)
-        self._drain = DrainRate()
+        self._rate = ReleaseRate()
         self._returns = Returns(grace_s=2.0 + limits.least_retry_s)
         self._meters: dict[str, RateMeter] = {}
         self._inside: dict[int, _Inside] = {}
@@ -110,7 +110,7 @@ class Admission:
                 now_s + self._limits.max_wait_s, asked.mark,
             )
         )  # fmt: skip
-        self._drain.waiting(waits=True, now_s=now_s)
+        self._rate.waiting(waits=True, now_s=now_s)
         return self._decided(Ruling.WAITING, Reason.PLACE if remaining_s is None else Reason.RETURNED, self._numbers)
 
     def _obstacle(self, asked: Asked, room: GateRoom, returned: bool, now_s: float) -> Reason | None:
@@ -119,7 +119,7 @@ class Admission:
             return Reason.LINE_FULL
         if not self._line.has_place(asked.key, self._limits.many_keys):
             return Reason.KEY_SHARE if len(self._line) < self._limits.line else Reason.LINE_FULL
-        rate = self._drain.per_second(room.places, now_s)
+        rate = self._rate.per_second(room.places, now_s)
         if rate is not None and (self._line.ahead_of(asked.priority) + 1) / rate > self._limits.max_wait_s:
             return Reason.WAIT_TOO_LONG
         return None
@@ -130,7 +130,7 @@ class Admission:
         """A refusal; `others` have been told to come back and go first."""
         limits = self._limits
         position = len(self._line) + others + 1
-        rate = self._drain.per_second(room.places, now_s)
+        rate = self._rate.per_second(room.places, now_s)
         rate = room.places / UNKNOWN_STAY_S if rate is None else rate
         after_s = retry_after_s(position, limits.line, rate, limits.least_retry_s, limits.most_retry_s)
         after_s = float(-(-after_s // 1))  # the header is in whole seconds
@@ -155,7 +155,7 @@ class Admission:
             self._waited(waiter, now_s)
             self._decided(Ruling.ADMITTED, Reason.WAITED)
             granted.append(waiter.number)
-        self._drain.waiting(waits=len(self._line) > 0, now_s=now_s)
+        self._rate.waiting(waits=len(self._line) > 0, now_s=now_s)
         return granted
 
     def expired(self, room: GateRoom, now_s: float) -> list[Decision]:
@@ -186,12 +186,12 @@ class Admission:
         """A request ends, or its client goes while it waits; a number that is not here is ignored."""
         if self._line.leave(number):
             self._decided(Ruling.LEFT, Reason.DISCONNECT)
-            self._drain.waiting(waits=len(self._line) > 0, now_s=now_s)
+            self._rate.waiting(waits=len(self._line) > 0, now_s=now_s)
             return
         inside = self._inside.pop(number, None)
         if inside is not None:
             self._committed -= inside.hold_tokens
-            self._drain.released(now_s - inside.entered_s, now_s)
+            self._rate.released(now_s - inside.entered_s, now_s)
 
     # ---- What there is ----------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Admission:
         decisions: dict[str, dict[str, int]] = {}
         for (ruling, reason), count in sorted(self._decisions.items()):
             decisions.setdefault(ruling.value, {})[reason.value] = count
-        rate = self._drain.per_second(room.places, now_s)
+        rate = self._rate.per_second(room.places, now_s)
         return {
             "waiting_requests": len(self._line),
             "waiting_bound": self._limits.line,
@@ -218,7 +218,7 @@ class Admission:
             "places": room.places,
             "committed_tokens": self._committed,
             "promised_returns": len(self._returns),
-            "drain_per_s": None if rate is None else round(rate, 3),
+            "releases_per_s": None if rate is None else round(rate, 3),
             "waits_total": self._waits,
             "wait_seconds_total": round(self._wait_s, 6),
             "decisions_total": decisions,

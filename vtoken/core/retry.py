@@ -26,7 +26,7 @@ MEMORY = 0.1
 """Weight of the newest request in the mean time that requests stay."""
 
 
-class DrainRate:
+class ReleaseRate:
     """Owner of what was observed about releases of one gate."""
 
     def __init__(self) -> None:
