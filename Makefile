@@ -17,10 +17,10 @@ export VLLM_NO_USAGE_STATS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test check lock clean
+.PHONY: help setup model demo test test-kernels check lock clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 setup:  ## make the virtual environment .venv (about two minutes, then cached)
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit("vToken needs Python 3.11 or newer, $(PYTHON) is " + v + ": name another with make PYTHON=...")'
@@ -36,9 +36,14 @@ demo: model  ## two replicas serve real chat traffic and reclaim memory (KEEP=1 
 
 test: model  ## all tests that need no GPU: unit tests first, then real engines and clusters
 	@echo "== unit tests"
-	@$(BIN)/python -m pytest -m "not integration and not cluster and not gpu"
+	@$(BIN)/python -m pytest -m "not integration and not cluster and not gpu and not kernels"
+	@echo "== Triton kernels, interpreted"
+	@$(MAKE) --no-print-directory test-kernels
 	@echo "== integration tests"
 	@$(BIN)/python -m pytest -m "(integration or cluster) and not gpu"
+
+test-kernels: setup  ## the Triton kernels on the CPU, interpreted
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "kernels and not gpu" tests/device
 
 check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/ruff check .

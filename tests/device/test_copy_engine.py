@@ -1,7 +1,11 @@
-"""One contract, every engine: the compiled one and its dumb twin."""
+"""One contract, every engine: the compiled one, that of CUDA, and their dumb twin.
+
+CUDA's runs on simulated streams with interpreted kernels; on a machine with a GPU also on the real ones.
+"""
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import numpy as np
@@ -10,29 +14,60 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.device.paged import DEVICE, needs_kernels
 from tests.device.torch_twin import TorchTwinEngine
 from vtoken.core.errors import UnsupportedError
 from vtoken.device.copy_engine import TicketState
 from vtoken.device.cpu_copy import CpuCopyEngine
+from vtoken.device.cuda_copy import CudaCopyEngine
+from vtoken.device.cuda_streams import CudaStreams
 from vtoken.device.errors import BadSlots, CopyCancelled, CopyFailed, EngineStateError
+from vtoken.device.event_model import SimulatedStreams, compute_first
 
-ENGINES = {"cpu": CpuCopyEngine, "twin": TorchTwinEngine}
+
+def cuda_engine(**settings):
+    streams = CudaStreams(DEVICE) if DEVICE.type == "cuda" else SimulatedStreams(compute_first)
+    return CudaCopyEngine(streams, segments=3, moves_per_launch=16, **settings)
+
+
+ENGINES = [
+    pytest.param(CpuCopyEngine, id="cpu"),
+    pytest.param(TorchTwinEngine, id="twin"),
+    pytest.param(cuda_engine, id="cuda", marks=needs_kernels),
+    pytest.param(lambda: cuda_engine(in_stream=True), id="cuda-in-stream", marks=needs_kernels),
+]
 BLOCKS, BLOCK_SIZE = 6, 16
 
 
-def make_caches(dtype=torch.bfloat16, blocks=BLOCKS, block_size=BLOCK_SIZE):
+def make_caches(dtype=torch.bfloat16, blocks=BLOCKS, block_size=BLOCK_SIZE, device="cpu"):
     """Two layers of different width; every element has bits of its own, NaN patterns included."""
     integer = torch.int32 if dtype.itemsize == 4 else torch.int16
     limit = 2 ** (8 * dtype.itemsize - 1)
     shapes = {"layers.0": (blocks, 2, block_size, 64), "layers.1": (blocks, 1, block_size, 160)}
-    return {n: torch.randint(-limit, limit, s, dtype=integer).view(dtype) for n, s in shapes.items()}
+    return {n: torch.randint(-limit, limit, s, dtype=integer, device=device).view(dtype) for n, s in shapes.items()}
 
 
 def bits(caches):
     return {n: c.view(torch.int32 if c.dtype.itemsize == 4 else torch.int16).clone() for n, c in caches.items()}
 
 
-def expected(before, src, dst):
+def key_place(cache, slot, dim, paged):
+    """Flat place of one element of a token's key, first head, in the packing of the CPU or of CUDA."""
+    _, heads, size, row = cache.shape
+    block, offset = divmod(slot, size)
+    first = block * heads * size * row
+    return first + (offset * row + dim if paged else dim * size + offset)
+
+
+def value_place(cache, slot, dim, paged):
+    """The same of its value."""
+    _, heads, size, row = cache.shape
+    block, offset = divmod(slot, size)
+    first = block * heads * size * row
+    return first + (offset * row + row // 2 + dim if paged else size * row // 2 + offset * row // 2 + dim)
+
+
+def expected(before, src, dst, paged=False):
     """What each layer must hold after the move, by the definition of the layout, token by token."""
     after = {}
     for name, old in before.items():
@@ -43,6 +78,9 @@ def expected(before, src, dst):
         flat_old, flat_new = (x.view(blocks, heads, 2, size * dim) for x in (old, new))
         for s, d in zip(src.tolist(), dst.tolist(), strict=True):
             (sb, so), (db, do) = divmod(s, size), divmod(d, size)
+            if paged:
+                new[db, :, do] = old[sb, :, so]
+                continue
             flat_new[db, :, 0, do::size] = flat_old[sb, :, 0, so::size]
             flat_new[db, :, 1, do * dim : (do + 1) * dim] = flat_old[sb, :, 1, so * dim : (so + 1) * dim]
         after[name] = new
@@ -59,17 +97,32 @@ def assert_holds(caches, wanted):
         assert torch.equal(found[name], wanted[name]), name
 
 
-@pytest.fixture(params=sorted(ENGINES))
+@pytest.fixture(params=ENGINES)
 def engine(request):
-    engine = ENGINES[request.param]()
+    engine = request.param()
     yield engine
     engine.close()
     assert not [t for t in threading.enumerate() if t.name == "vtoken-copy"], "close() left its thread behind"
 
 
 @pytest.fixture
-def caches():
-    return make_caches()
+def paged(engine):
+    return isinstance(engine, CudaCopyEngine)
+
+
+@pytest.fixture
+def device(paged):
+    return DEVICE if paged else "cpu"
+
+
+@pytest.fixture
+def caches(device):
+    return make_caches(device=device)
+
+
+@pytest.fixture
+def expect(paged):
+    return functools.partial(expected, paged=paged)
 
 
 @pytest.fixture
@@ -91,12 +144,12 @@ moves = {
 
 @pytest.mark.parametrize("move", moves.values(), ids=moves)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_copy_keeps_sources_fills_targets_and_leaves_neighbours(engine, dtype, move):
-    caches = make_caches(dtype)
+def test_copy_keeps_sources_fills_targets_and_leaves_neighbours(engine, dtype, move, device, expect):
+    caches = make_caches(dtype, device=device)
     engine.bind(caches)
     before = bits(caches)
     engine.copy(*move)
-    assert_holds(caches, expected(before, *move))
+    assert_holds(caches, expect(before, *move))
     assert engine.verify(*move) == 0
 
 
@@ -139,7 +192,7 @@ def test_refused_moves_change_nothing(bound, caches, verb, src, dst, message):
     assert bound.counters().copies == 0
 
 
-def test_submit_wait_and_poll(bound, caches):
+def test_submit_wait_and_poll(bound, caches, expect):
     before = bits(caches)
     src, dst = slots(0, 17, 34), slots(50, 66, 80)
     bound.start()
@@ -150,10 +203,10 @@ def test_submit_wait_and_poll(bound, caches):
     assert bound.poll(ticket)
     assert ticket.state is TicketState.DONE
     assert ticket.error is None
-    assert_holds(caches, expected(before, wanted_src, wanted_dst))
+    assert_holds(caches, expect(before, wanted_src, wanted_dst))
 
 
-def test_tickets_run_in_order(bound, caches):
+def test_tickets_run_in_order(bound, caches, expect):
     before = bits(caches)
     bound.start()
     hops = [(slots(0), slots(20)), (slots(20), slots(40)), (slots(40), slots(60))]
@@ -161,7 +214,7 @@ def test_tickets_run_in_order(bound, caches):
     bound.wait(tickets[-1])
     assert all(bound.poll(ticket) for ticket in tickets)
     assert [ticket.number for ticket in tickets] == [1, 2, 3]
-    assert_holds(caches, expected(before, slots(0, 0, 0), slots(20, 40, 60)))
+    assert_holds(caches, expect(before, slots(0, 0, 0), slots(20, 40, 60)))
 
 
 class Gate:
@@ -181,7 +234,7 @@ class Gate:
         self.move(src, dst)
 
 
-def test_cancelled_before_it_begins_writes_nothing(bound, caches, monkeypatch):
+def test_cancelled_before_it_begins_writes_nothing(bound, caches, monkeypatch, expect):
     gate = Gate(monkeypatch, bound)
     before = bits(caches)
     bound.start()
@@ -194,11 +247,11 @@ def test_cancelled_before_it_begins_writes_nothing(bound, caches, monkeypatch):
         bound.wait(second)
     assert bound.poll(second)
     assert not bound.cancel(first)
-    assert_holds(caches, expected(before, slots(1), slots(50)))
+    assert_holds(caches, expect(before, slots(1), slots(50)))
     assert (bound.counters().copies, bound.counters().cancelled) == (1, 1)
 
 
-def test_a_failure_stays_with_its_ticket(bound, caches, monkeypatch):
+def test_a_failure_stays_with_its_ticket(bound, caches, monkeypatch, expect):
     gate = Gate(monkeypatch, bound, error=MemoryError("no pages"))
     gate.opened.set()
     before = bits(caches)
@@ -211,11 +264,12 @@ def test_a_failure_stays_with_its_ticket(bound, caches, monkeypatch):
     assert_holds(caches, before)
     gate.error = None
     bound.wait(bound.submit(slots(1), slots(50)))
-    assert_holds(caches, expected(before, slots(1), slots(50)))
+    assert_holds(caches, expect(before, slots(1), slots(50)))
     assert (bound.counters().copies, bound.counters().failed) == (1, 1)
 
 
-def test_poll_and_in_stream_copies_do_not_wait_for_a_running_ticket(caches, monkeypatch):
+def test_poll_and_in_stream_copies_do_not_wait_for_a_running_ticket(monkeypatch):
+    caches = make_caches()
     engine = CpuCopyEngine()
     engine.bind(caches)
     gate = Gate(monkeypatch, engine)
@@ -255,27 +309,29 @@ def test_verbs_out_of_order_are_refused(engine, caches):
         engine.submit(slots(1), slots(2))
 
 
-def test_verify_counts_layer_token_pairs(bound, caches):
+def test_verify_counts_layer_token_pairs(bound, caches, paged):
     bound.copy(slots(1, 2, 3), slots(50, 51, 52))
     assert bound.verify(slots(1, 2, 3), slots(50, 51, 52)) == 0
-    other = caches["layers.1"].view(torch.int16).view(-1)
-    half = 16 * 80
-    other[3 * 2 * half + 3 + 7 * 16] ^= 1  # K of slot 51 = block 3, offset 3, dimension 7
+    other = caches["layers.1"]
+    flat = other.view(torch.int16).view(-1)
+    flat[key_place(other, 51, 7, paged)] ^= 1
     assert bound.verify(slots(1, 2, 3), slots(50, 51, 52)) == 1
-    other[3 * 2 * half + half + 4 * 80] ^= 1  # V of slot 52, dimension 0
+    flat[value_place(other, 52, 0, paged)] ^= 1
     assert bound.verify(slots(1, 2, 3), slots(50, 51, 52)) == 2
 
 
-def test_fingerprint_follows_contents_and_order_not_places(bound, caches):
+def test_fingerprint_follows_contents_and_order_not_places(bound, caches, paged):
     live, moved = slots(4, 9, 30, 31), slots(70, 9, 12, 55)
     before = bound.fingerprint(live)
     bound.copy(slots(4, 30, 31), slots(70, 12, 55))
     assert bound.fingerprint(moved) == before
     assert bound.fingerprint(moved[::-1].copy()) != before
     assert 0 <= before < 2**64
-    caches["layers.0"].view(torch.int16)[4, 1, 15, 63] ^= 1  # the last V element of block 4: slot 79, nobody's
+    cache = caches["layers.0"]
+    flat = cache.view(torch.int16).view(-1)
+    flat[value_place(cache, 79, 31, paged)] ^= 1  # nobody's
     assert bound.fingerprint(moved) == before
-    caches["layers.0"].view(torch.int16)[4, 0, 0, 6] ^= 1  # K of slot 70, dimension 0
+    flat[key_place(cache, 70, 0, paged)] ^= 1
     assert bound.fingerprint(moved) != before
 
 
@@ -312,7 +368,8 @@ def test_a_foreign_packing_is_refused():
         CpuCopyEngine(isa="amx")
 
 
-def test_read_only_and_strided_arguments_are_accepted(caches):
+def test_read_only_and_strided_arguments_are_accepted():
+    caches = make_caches()
     engine = CpuCopyEngine()
     engine.bind(caches)
     before = bits(caches)

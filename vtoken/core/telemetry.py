@@ -37,7 +37,7 @@ class Snapshot:
         tokens_registered_total, tokens_evicted_total: since start.
         moves_total: tokens relocated. moved_bytes_total: their K/V bytes, all layers.
         copies_total, copy_seconds_total: copy calls and the time in them.
-        copy_waits_total: evacuations whose copy the engine waited for (memory was urgent, or `forced_sync`).
+        copy_waits_total: evacuations whose copy the engine waited for because memory was urgent.
         score_bytes: memory of the queries that are kept for policies which need attention.
         held_requests: waiting requests held back until the reserve is refilled.
         holds_expired_total: requests let go after `hold_seconds` although the reserve was still short.

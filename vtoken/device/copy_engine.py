@@ -123,6 +123,20 @@ class CopyEngine(ABC):
     def poll(self, ticket: Ticket) -> bool:
         """Whether the ticket has reached a final state (done, failed or cancelled). Never blocks, never raises."""
 
+    def flush(self) -> None:  # noqa: B027  # only engines that collect tickets have anything to do
+        """Begin what has been submitted. An engine may keep tickets until then, to move them together; `poll`, `join`
+        and `wait` flush as well.
+        """
+
+    def join(self, ticket: Ticket) -> None:
+        """Order what this thread enqueues next behind the ticket: it may then read the destinations, and give the
+        sources away.
+
+        Here the thread blocks until the ticket is settled; an engine whose device can wait by itself returns at once,
+        and the ticket may still be running. Raises nothing: look at the ticket's error.
+        """
+        ticket.settled.wait()
+
     @abstractmethod
     def wait(self, ticket: Ticket) -> None:
         """Block until the ticket is settled; raise its error if it has one."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from vtoken.core.scores import Needs
 from vtoken.core.shard import Shard
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.device.copy_engine import CopyEngine, Ticket
+from vtoken.device.errors import DeviceError
 from vtoken.device.scorer import AttentionScorer
 from vtoken.device.table_kernels import CompiledKernels
 
@@ -107,8 +109,12 @@ class Substrate:
         self._relocate_in_stream(self._decide(self.shard.decide_after_chunks))
         for row, plan in self.shard.evacuations():
             self._flights.append(_Flight(row, plan, self.copies.submit(plan.src_slots, plan.dst_slots)))
+        self.copies.flush()
         if self.config.forced_sync:
-            self._land(wait=True)
+            for flight in self._flights:
+                with suppress(DeviceError):  # `_land` looks at the ticket
+                    self.copies.wait(flight.ticket)
+            self._land(wait=False)
         self._seconds += time.perf_counter() - started
 
     def report(self) -> Report | None:
@@ -119,17 +125,20 @@ class Substrate:
         """Its request is gone and its destinations go back to the reserve: nothing may land there later."""
         flight.row = None
         if not self.copies.cancel(flight.ticket):
-            flight.ticket.settled.wait()
+            self.copies.join(flight.ticket)
 
     def _land(self, *, wait: bool) -> None:
-        """Commit the plans whose copy is done, or all when they are waited for; drop those whose copy failed."""
+        """Commit the plans whose copy is done, or all behind their copies when they are waited for; drop those whose
+        copy failed.
+        """
         pending: list[_Flight] = []
         for flight in self._flights:
             assert flight.row is not None
-            if wait and not self.copies.poll(flight.ticket):
+            landed = self.copies.poll(flight.ticket)
+            if wait and not landed:
                 self._waits += 1
-                flight.ticket.settled.wait()
-            if not self.copies.poll(flight.ticket):
+                self.copies.join(flight.ticket)
+            if not (landed or wait):
                 pending.append(flight)
             elif flight.ticket.error is not None:
                 logger.error("a copy of %d tokens failed and was dropped: %s", len(flight.plan.token_ids),
