@@ -1,0 +1,62 @@
+"""Autoscaling on real Serve: more replicas under load, fewer when it is gone, and nobody notices."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.cluster.fake_fleet import Traffic, ask, fake_arguments, fleet_of, takers, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+
+SCALING = {"min": 1, "max": 2, "target_use": 0.5, "up_delay_s": 0.5, "down_delay_s": 1.5}
+
+
+@pytest.fixture(scope="module")
+def url():
+    from vtoken.serving.local import LocalFleet
+    from vtoken.serving.settings import DeploymentSettings
+
+    local = LocalFleet(DeploymentSettings.from_args(fake_arguments(autoscaling=SCALING)), port=0, progress=print)
+    with local:
+        yield local.url
+    assert local.processes() == []
+
+
+def running(url):
+    return {key: replica["running_requests"] for key, replica in fleet_of(url).items()}
+
+
+def test_grows_under_load_and_then_the_idle_replica_goes_although_serve_would_stop_the_newest(url):
+    (oldest,) = takers(url)
+    with Traffic(url, clients=4, tokens=20) as load:
+        until(lambda: len(takers(url)) == 2, 40.0, lambda: fleet_of(url))
+    assert set(load.outcomes) == {200}, load.outcomes
+    (newest,) = takers(url) - {oldest}
+
+    with ThreadPoolExecutor(2) as pool:
+        # Two requests lie on two replicas; the one on the newest is held until the fleet has shrunk.
+        until(lambda: set(running(url).values()) == {0}, 10.0)
+        answers = [pool.submit(ask, url, 200)]
+        until(lambda: sum(running(url).values()) == 1, 5.0)
+        if running(url)[newest]:
+            answers[0].result()
+            until(lambda: set(running(url).values()) == {0}, 5.0)
+            answers.append(pool.submit(ask, url, 200))
+            until(lambda: running(url)[oldest] == 1, 5.0, lambda: running(url))
+        answers.append(pool.submit(ask, url, 1500))
+        until(lambda: running(url).get(newest) == 1, 5.0, lambda: running(url))
+        with Traffic(url, clients=1, tokens=1) as trickle:
+            until(lambda: takers(url) == {newest}, 30.0, lambda: fleet_of(url))
+            until(lambda: set(fleet_of(url)) == {newest}, 30.0, lambda: fleet_of(url))
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert set(trickle.outcomes) == {200}, trickle.outcomes
+    assert ask(url).status_code == 200
+
+
+def test_it_stays_at_min_and_serve_is_content_again(url):
+    from ray import serve
+
+    until(lambda: serve.status().applications["vtoken"].status == "RUNNING", 30.0, lambda: serve.status())
+    assert len(takers(url)) == 1
