@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -77,7 +77,7 @@ class Traffic:
         self._threads = [threading.Thread(target=self._client) for _ in range(clients)]
         self.outcomes: Counter[object] = Counter()
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

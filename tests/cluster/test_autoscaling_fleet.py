@@ -58,5 +58,5 @@ def test_grows_under_load_and_then_the_idle_replica_goes_although_serve_would_st
 def test_it_stays_at_min_and_serve_is_content_again(url):
     from ray import serve
 
-    until(lambda: serve.status().applications["vtoken"].status == "RUNNING", 30.0, lambda: serve.status())
+    until(lambda: serve.status().applications["vtoken"].status == "RUNNING", 30.0, serve.status)
     assert len(takers(url)) == 1
