@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken.core.transcript import DONE, Losses, News, NotResumable, Progress, Resume, TokenGroups, Transcript
+from vtoken.core.transcript import DONE, News, NotResumable, Progress, Resume, TokenGroups, Transcript
 
 groups_of = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=12)
 
@@ -120,30 +120,3 @@ def test_progress_reports_every_group_once():
     progress.add([], ("stop", "END"))
     assert progress.take() == News(((3,), ()), ("stop", "END"))
     assert (progress.tokens, progress.take()) == (3, None)
-
-
-# ---- Poison ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_request_under_which_two_replicas_end_in_a_row_goes_to_no_third():
-    losses = Losses(2)
-    assert not losses.is_poison("a", 40)
-    assert losses.is_poison("b", 55)
-
-
-def test_progress_between_two_losses_makes_them_bad_luck():
-    losses = Losses(2)
-    assert not losses.is_poison("a", 40)
-    assert not losses.is_poison("b", 56)
-    assert losses.is_poison("c", 56)
-
-
-def test_the_same_dead_replica_counts_once():
-    losses = Losses(2)
-    assert not any(losses.is_poison("a", 40) for _ in range(9))
-
-
-def test_even_with_progress_there_is_an_end():
-    losses = Losses(2)
-    verdicts = [losses.is_poison(f"r{number}", 100 * number) for number in range(8)]
-    assert verdicts == [False] * 7 + [True]

@@ -8,6 +8,7 @@
     |   +-- UnknownRequest       no token table for this request
     |   +-- UnknownToken         a token id that was never registered
     |   +-- ProtectedToken       a sink or recent token that the request's options protect
+    +-- EngineLost               the engine process has ended under a stream (another engine can go on)
     +-- ProtocolError            a message between scheduler and worker does not fit (fault: peer)
     +-- InvariantViolation       our own bookkeeping contradicts itself (fault: us)
 
@@ -71,6 +72,13 @@ class UnknownToken(RefusedOperation):
 
 class ProtectedToken(RefusedOperation):
     """A token id lies in the protected sinks or recent window of its request."""
+
+
+class EngineLost(VTokenError):
+    """The engine process has ended while it served a stream."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine process has ended while it served a stream")
 
 
 class ProtocolError(VTokenError):

@@ -113,12 +113,14 @@ class Progress:
         resume: where it began.
         obstacle: the request's field for which another replica could not go on from the tokens; None if it can.
         tokens: generated in all, by this replica and those before it.
+        engine_ids: of the engine's requests for this one of a client; a list of prompts makes several.
     """
 
     def __init__(self, resume: Resume) -> None:
         self.resume = resume
         self.obstacle: str | None = None
         self.tokens = resume.groups.tokens
+        self.engine_ids: list[str] = []
         self._new: list[tuple[int, ...]] = []
         self._finish: Finish | None = None
 
@@ -212,35 +214,3 @@ class Transcript:
         if self._created is None:
             self._created = found[2]
         return found[1] + self._created + chunk[found.end() :]
-
-
-class Losses:
-    """Tells bad luck from a request that ends every replica it comes to.
-
-    Args:
-        attempts: replicas that may be lost in a row under one request. One that has generated PROGRESS_TOKENS
-            more than the lost one before it starts a new row, but not more than LOST_AT_MOST times as many in all.
-    """
-
-    PROGRESS_TOKENS = 16
-    LOST_AT_MOST = 4
-
-    def __init__(self, attempts: int) -> None:
-        self._attempts = attempts
-        self._row: set[str] = set()
-        self._all: set[str] = set()
-        self._tokens = 0
-
-    def is_poison(self, replica_id: str, tokens: int) -> bool:
-        """A replica was lost; whether the request must go to no other one.
-
-        Args:
-            replica_id: that had accepted the request; the same one may refuse it again and again.
-            tokens: known of the request by now.
-        """
-        if replica_id not in self._row and tokens >= self._tokens + self.PROGRESS_TOKENS:
-            self._row.clear()
-        self._row.add(replica_id)
-        self._all.add(replica_id)
-        self._tokens = max(self._tokens, tokens)
-        return len(self._row) >= self._attempts or len(self._all) >= self._attempts * self.LOST_AT_MOST

@@ -1,8 +1,8 @@
 """One engine behind a small surface: vLLM's AsyncLLM and vLLM's own OpenAI layer, in this process.
 
 Nothing is formatted here: what clients see is what `vllm serve` would send. What is added: the `vtoken` options of
-a request (validated, then carried as `SamplingParams.extra_args["vtoken"]`), errors as values, and an abort that
-does not depend on when Python collects an abandoned generator.
+a request (validated, then carried as `SamplingParams.extra_args["vtoken"]`), errors as values, an abort that
+does not depend on when Python collects an abandoned generator, and going on with what another engine has begun.
 
     body -> vtoken options -> request model -> vLLM's serving layer -> AsyncLLM -> engine core process
                  |400               |400              |400/404/...
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -33,11 +32,13 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from vtoken.core.config import VTokenConfig, parse_request_options
-from vtoken.core.errors import ConfigError, RequestOptionError
+from vtoken.core.errors import ConfigError, EngineLost, RequestOptionError
 from vtoken.core.policies import policy_names
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.telemetry import Snapshot
+from vtoken.core.transcript import Progress
 from vtoken.engine.args import engine_args
+from vtoken.engine.resume import ResumableEngine
 from vtoken.engine.stats import SnapshotLogger
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,9 @@ Result = dict[str, Any] | AsyncIterator[str] | ErrorReply
 class EngineService:
     """Owner of one AsyncLLM. Use `start`; all methods run on the event loop that `start` ran on."""
 
-    def __init__(self, engine: AsyncLLM, state: State, config: VTokenConfig, stats: list[SnapshotLogger]) -> None:
+    def __init__(
+        self, engine: ResumableEngine, state: State, config: VTokenConfig, stats: list[SnapshotLogger]
+    ) -> None:
         self._engine, self._state, self._config, self._stats = engine, state, config, stats
 
     @classmethod
@@ -84,7 +87,7 @@ class EngineService:
             stats.append(SnapshotLogger(vllm_config, engine_index))
             return stats[-1]
 
-        engine = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[new_logger])
+        engine = ResumableEngine(AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[new_logger]), config)
         try:
             state = await _openai_state(engine, model, served_name)
         except BaseException:
@@ -92,18 +95,28 @@ class EngineService:
             raise
         return cls(engine, state, config, stats)
 
-    async def chat(self, body: dict[str, Any]) -> Result:
+    async def chat(self, body: dict[str, Any], progress: Progress) -> Result:
         """Serve an OpenAI chat completion. Changes nothing when it answers an ErrorReply.
 
-        Cancelling the caller, or closing the returned iterator early, aborts the request in the engine.
+        Cancelling the caller, or closing the returned iterator early, aborts the request in the engine. An engine
+        that ends under a stream ends the iterator with EngineLost.
+
+        Args:
+            body: the request.
+            progress: where the request begins, and what is noted of its tokens; before a chunk of a stream is
+                given out, `progress` holds the tokens behind it.
         """
         handler = self._state.openai_serving_chat
-        return await self._run(ChatCompletionRequest, handler.create_chat_completion, "chatcmpl-", body)
+        return await self._run(ChatCompletionRequest, handler.create_chat_completion, "chatcmpl-", body, progress)
 
-    async def completion(self, body: dict[str, Any]) -> Result:
+    async def completion(self, body: dict[str, Any], progress: Progress) -> Result:
         """Serve an OpenAI completion; see `chat`."""
         handler = self._state.openai_serving_completion
-        return await self._run(CompletionRequest, handler.create_completion, "cmpl-", body)
+        return await self._run(CompletionRequest, handler.create_completion, "cmpl-", body, progress)
+
+    def look(self, progress: Progress) -> None:
+        """Bring `progress` of a unary request up to date."""
+        self._engine.look(progress)
 
     async def models(self) -> dict[str, Any]:
         """The served model as OpenAI's list object."""
@@ -150,8 +163,11 @@ class EngineService:
         """End the engine processes; running requests are lost. May be called twice."""
         self._engine.shutdown()
 
-    async def _run(self, model: Any, create: Callable[..., Any], prefix: str, body: dict[str, Any]) -> Result:
-        request_id = uuid.uuid4().hex
+    async def _run(
+        self, model: Any, create: Callable[..., Any], prefix: str, body: dict[str, Any], progress: Progress
+    ) -> Result:
+        request_id = progress.resume.request_id
+        self._engine.follow(progress)
         try:
             request = model.model_validate(self._engine_body(body, request_id))
         except RequestOptionError as error:
@@ -198,6 +214,9 @@ class EngineService:
         try:
             yield first
             async for event in events:
+                if event.startswith(ERROR_EVENT) and self._engine.errored:
+                    ended = True  # there is nothing left to abort
+                    raise EngineLost
                 yield event
             ended = True
         finally:
@@ -270,11 +289,13 @@ def _code_of(kind: str) -> str:
 
 def _error_event_reply(event: str) -> ErrorReply | None:
     """The refusal in a first server-sent event, or None when it is content."""
-    data = event.removeprefix("data: ").strip()
-    if not data.startswith('{"error"'):
+    if not event.startswith(ERROR_EVENT):
         return None
-    return _engine_reply(ErrorResponse.model_validate_json(data))
+    return _engine_reply(ErrorResponse.model_validate_json(event.removeprefix("data: ").strip()))
 
+
+ERROR_EVENT = 'data: {"error"'
+"""Begin of the event in which vLLM says that a stream has failed."""
 
 UNION_BRANCHES = frozenset({"str", "int", "float", "bool", "bytes", "none", "function-after", "function-before"})
 """What pydantic puts into an error's location beside field names."""

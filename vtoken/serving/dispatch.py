@@ -1,65 +1,47 @@
-"""From an accepted request to its answer: hands it to a replica and relays what comes back."""
+"""From an accepted request to its answer: sends it on its way and relays what comes back."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint
-from vtoken.serving.answers import error_event, error_response, failed
-from vtoken.serving.settings import LimitSettings
+from vtoken.serving.answers import error_event, error_response
+from vtoken.serving.journey import Fleet, Journey
 
 
 class Dispatcher:
     """Sends requests of one ingress to the engine deployment.
 
     Args:
-        engine: handle of the engine deployment.
-        limits: say when refused clients should come back.
+        fleet: what it is sent to.
     """
 
-    def __init__(self, engine: Any, limits: LimitSettings) -> None:
-        self._streams = engine.options(stream=True)
-        self._limits = limits
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    @property
+    def failovers_total(self) -> dict[str, int]:
+        """Requests of this process whose replica was lost or ended by plan, by outcome."""
+        return {outcome.value: count for outcome, count in self._fleet.failovers_total.items()}
 
     async def answer(self, hint: RouteHint, kind: str, body: dict[str, Any]) -> Response:
         """One completion ("chat" or "completion"), unary or streaming; always in OpenAI's form."""
-        items = self._streams.generate.remote(hint, kind, body)
-        try:
-            what, value = await anext(items)
-        except Exception as error:  # noqa: BLE001  # any failure of the handle becomes an answer
-            return error_response(failed(error, self._limits.retry_after_s))
-        except asyncio.CancelledError:
-            items.cancel()  # the client left: stop the engine's work, not only our waiting
-            raise
+        items = Journey(self._fleet, hint, kind, body).items()
+        what, value = await anext(items)
         if what == "error":
-            return error_response(self._refused(value))
+            return error_response(value)
         if what == "json":
             return JSONResponse(value)
         headers = {"cache-control": "no-cache"}
-        return StreamingResponse(self._relay(items), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(_relay(items), media_type="text/event-stream", headers=headers)
 
-    def _refused(self, reply: ErrorReply) -> ErrorReply:
-        """A replica's answer; when to try again is ours to say."""
-        if reply.status == 503 and reply.retry_after_s is None:
-            return replace(reply, retry_after_s=self._limits.retry_after_s)
-        return reply
 
-    async def _relay(self, items: Any) -> AsyncIterator[str]:
-        """Chunks as they come; a failure in mid-stream becomes an error event, never a silent end."""
-        ended = False
-        try:
-            async for _, chunk in items:
-                yield chunk
-            ended = True
-        except Exception as error:  # noqa: BLE001  # any failure of the handle becomes an event
-            ended = True
-            yield error_event(failed(error, self._limits.retry_after_s))
-        finally:
-            if not ended:
-                items.cancel()
+async def _relay(items: AsyncGenerator[tuple[str, Any], None]) -> AsyncIterator[str]:
+    """Chunks as they come; a failure in mid-stream becomes an error event, never a silent end."""
+    async with contextlib.aclosing(items):
+        async for what, value in items:
+            yield error_event(value) if what == "error" else value

@@ -23,6 +23,7 @@ from vtoken.serving.answers import error_response, failed, not_answered, unknown
 from vtoken.serving.broadcast import broadcast
 from vtoken.serving.controller import ControllerClient
 from vtoken.serving.dispatch import Dispatcher
+from vtoken.serving.journey import Fleet
 from vtoken.serving.limits import check_request, check_request_id, hint_for, parse_body, read_body
 from vtoken.serving.replica import EXPLAIN_TIMEOUT_S
 from vtoken.serving.settings import DeploymentSettings
@@ -49,7 +50,9 @@ class Front:
 
     def __init__(self, engine: Any, settings: DeploymentSettings, controller: ControllerClient) -> None:
         self._engine, self._settings, self._controller = engine, settings, controller
-        self._dispatcher = Dispatcher(engine, settings.limits)
+        to_replicas = engine.options(stream=True).generate
+        retry_after_s = settings.limits.retry_after_s
+        self._dispatcher = Dispatcher(Fleet(to_replicas, settings.failover, retry_after_s, self._living))
         self._models: dict[str, Any] | None = None
         self._tuned = False
 
@@ -90,9 +93,8 @@ class Front:
     async def ready(self) -> Response:
         """200 when at least one replica has fresh telemetry and takes requests, else 503."""
         view = await self._view()
-        fresh = [] if view is None else [r for r in view.replicas if is_fresh(r, 0.0, self._settings.tunables)]
-        takers = [replica for replica in fresh if not replica.draining]
-        body = {"ready": bool(takers), "fresh_replicas": len(takers), "wanted_replicas": self._settings.fewest_replicas}
+        takers = 0 if view is None else self._takers(view)
+        body = {"ready": takers > 0, "fresh_replicas": takers, "wanted_replicas": self._settings.fewest_replicas}
         return JSONResponse(body, status_code=200 if takers else 503)
 
     async def fleet(self) -> Response:
@@ -106,6 +108,7 @@ class Front:
             "heartbeats_accepted_total": view.accepted_total,
             "heartbeats_rejected_total": dict(view.rejected_total),
             "router": dict(view.tunables),
+            "failovers_total": self._dispatcher.failovers_total,
         })  # fmt: skip
 
     async def explain(self, request_id: str) -> Response:
@@ -125,6 +128,16 @@ class Front:
             logger.warning("request %s: %d replicas did not answer: %r", request_id, len(failures), failures[0])
             return error_response(not_answered(request_id, self._settings.limits.retry_after_s))
         return error_response(unknown_request(request_id))
+
+    def _takers(self, view: FleetSnapshot) -> int:
+        """Replicas with fresh telemetry that take requests."""
+        fresh = [replica for replica in view.replicas if is_fresh(replica, 0.0, self._settings.tunables)]
+        return sum(not replica.draining for replica in fresh)
+
+    async def _living(self) -> bool:
+        """Whether some replica takes requests; True while nobody knows."""
+        view = await self._view()
+        return view is None or self._takers(view) > 0
 
     async def _view(self) -> FleetSnapshot | None:
         with contextlib.suppress(Exception):

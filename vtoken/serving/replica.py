@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol, cast
 
 from ray import serve
@@ -22,8 +22,11 @@ from vtoken.core.pressure import Level, level_after
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint
 from vtoken.core.telemetry import Heartbeat, Snapshot
-from vtoken.serving.controller import ControllerClient
+from vtoken.core.transcript import Progress, Resume
 from vtoken.serving.metrics import start_replica_metrics
+from vtoken.serving.attempt import Item, attempt
+from vtoken.serving.controller import ControllerClient
+from vtoken.serving.drain import Drain
 from vtoken.serving.settings import DeploymentSettings, HeartbeatSettings
 
 logger = logging.getLogger("ray.serve")
@@ -42,12 +45,18 @@ class Retired(VTokenError):
 class EngineServiceProtocol(Protocol):
     """What a replica needs of an engine; implemented by vtoken.engine.service.EngineService."""
 
-    async def chat(self, body: dict[str, Any]) -> dict[str, Any] | AsyncIterator[str] | ErrorReply:
+    async def chat(self, body: dict[str, Any], progress: Progress) -> dict[str, Any] | AsyncIterator[str] | ErrorReply:
         """See EngineService.chat."""
         ...
 
-    async def completion(self, body: dict[str, Any]) -> dict[str, Any] | AsyncIterator[str] | ErrorReply:
+    async def completion(
+        self, body: dict[str, Any], progress: Progress
+    ) -> dict[str, Any] | AsyncIterator[str] | ErrorReply:
         """See EngineService.completion."""
+        ...
+
+    def look(self, progress: Progress) -> None:
+        """See EngineService.look."""
         ...
 
     async def models(self) -> dict[str, Any]:
@@ -103,10 +112,7 @@ class HeartbeatTimer:
 
 
 class EngineReplica:
-    """Body of the engine deployment. One engine, one heartbeat task.
-
-    `generate` is the only request path: its first item says what follows.
-    """
+    """Body of the engine deployment. One engine, one heartbeat task; `generate` is the only request path."""
 
     async def __init__(self, settings: DeploymentSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         context = serve.get_replica_context()
@@ -114,38 +120,27 @@ class EngineReplica:
         self._service = await start_service(settings)
         self._controller = ControllerClient(context.app_name, settings.rules)
         self._timer = HeartbeatTimer(settings.heartbeat, settings.rules)
+        self._drain, self._draining = Drain(settings.replicas.graceful_shutdown_timeout_s), False
         self._sequence = 0
         self._scaled, self._retiring = settings.autoscaling is not None, False
         self._beating = asyncio.create_task(self._beat_forever())
         start_replica_metrics(context, self._service.snapshot, settings.vtoken)
 
-    async def generate(self, _hint: RouteHint, kind: str, body: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
-        """Serve one request.
+    async def generate(
+        self, _hint: RouteHint, kind: str, body: dict[str, Any], resume: Resume
+    ) -> AsyncGenerator[Item, None]:
+        """Serve one request from where other replicas have left it; see `attempt.Item` for what is yielded.
 
         Args:
             _hint: read by the router only.
             kind: "chat" or "completion".
             body: the request as the client sent it, parsed.
-
-        Yields:
-            ("error", ErrorReply) or ("json", response), and nothing more; or ("stream", None) followed by
-            ("chunk", text) for every server-sent event, as the engine formats them.
+            resume: where to begin.
         """
-        run = self._service.chat if kind == "chat" else self._service.completion
-        result = await run(body)
-        if isinstance(result, ErrorReply):
-            yield "error", result
-            return
-        if isinstance(result, dict):
-            yield "json", result
-            return
-        try:
-            yield "stream", None
-            async for chunk in result:
-                yield "chunk", chunk
-        finally:
-            # An abandoned stream must stop the engine now, not when the collector finds the generator.
-            await result.aclose()  # type: ignore[attr-defined]
+        yield "accepted", self._replica_id, None
+        async with contextlib.aclosing(attempt(self._service, self._drain, kind, body, resume)) as items:
+            async for item in items:
+                yield item
 
     async def models(self) -> dict[str, Any]:
         """The models this replica serves, as OpenAI's list object."""
@@ -187,6 +182,9 @@ class EngineReplica:
     async def _beat_forever(self) -> None:
         while await self._lives():
             snapshot = self._service.snapshot()
+            if self._drain.look() and not self._draining:
+                self._draining = True
+                await self._beat(snapshot)
             if self._timer.due(snapshot, time.monotonic()):
                 await self._beat(snapshot)
             await asyncio.sleep(LOOK_S)
@@ -203,7 +201,8 @@ class EngineReplica:
 
     async def _beat(self, snapshot: Snapshot, draining: bool = False) -> None:
         self._sequence += 1
-        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), draining or self._retiring, snapshot)
+        draining = draining or self._draining or self._retiring
+        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), draining, snapshot)
         try:
             verdict = await self._controller.heartbeat(beat)
         except Exception as error:  # noqa: BLE001  # a dead controller must never hurt a replica

@@ -15,6 +15,7 @@ from vtoken.core.autoscaling import ScalingRules
 from vtoken.core.checks import build, check_int, check_number
 from vtoken.core.config import Variant, VTokenConfig
 from vtoken.core.errors import ConfigError
+from vtoken.core.failover import FailoverRules
 from vtoken.core.fleet import FORGET_AFTER_S, FleetRules
 from vtoken.core.gate_room import GateRules
 from vtoken.core.pressure import PressureThresholds
@@ -175,6 +176,7 @@ class DeploymentSettings:
         engine: engine arguments, see ENGINE_KEYS.
         vtoken: how memory is reclaimed.
         replicas, heartbeat, limits, admission, auth, access_log, pressure: see the classes.
+        failover: when a request whose replica was lost goes to another one.
         autoscaling: how many replicas there are, instead of `replicas.count`; None: always that many.
         router: of the routers at start; `deployments: [{name: ingress, user_config: {router: ...}}]` changes them live.
         engine_service: `module:Class` that runs the engine; serving knows it by this name only.
@@ -192,6 +194,7 @@ class DeploymentSettings:
     admission: GateRules = field(default_factory=GateRules)
     auth: AuthSettings = field(default_factory=AuthSettings)
     access_log: AccessLogSettings = field(default_factory=AccessLogSettings)
+    failover: FailoverRules = field(default_factory=FailoverRules)
     autoscaling: ScalingRules | None = None
     engine_service: str = DEFAULT_ENGINE_SERVICE
 
@@ -268,6 +271,7 @@ class DeploymentSettings:
             admission=build(GateRules, _section(args, "admission"), "admission"),
             auth=AuthSettings.from_mapping(_section(args, "auth")),
             access_log=build(AccessLogSettings, _section(args, "access_log"), "access_log"),
+            failover=build(FailoverRules, _section(args, "failover"), "failover"),
             autoscaling=_scaling(args),
             engine_service=args.get("engine_service", DEFAULT_ENGINE_SERVICE),
         )
