@@ -14,6 +14,7 @@ the unmodified engine works, the backend before it starts.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,8 +69,14 @@ def _unmodified(model: str, engine_kwargs: Mapping[str, Any]) -> Stepper:
     """Unmodified vLLM, whatever has been started in this process before."""
     _vllm("v1.attention.backends.registry").AttentionBackendEnum.CPU_ATTN.clear_override()
     _vllm("v1.attention.selector")._cached_get_attn_backend.cache_clear()
-    with _without_connector():
-        return Stepper(model, None, engine_kwargs)
+    # The worker looks for kernels in all modules, and llvmlite's functions, which vToken loads, don't bear that.
+    functions = sys.modules.pop("llvmlite.binding.ffi", None)
+    try:
+        with _without_connector():
+            return Stepper(model, None, engine_kwargs)
+    finally:
+        if functions is not None:
+            sys.modules["llvmlite.binding.ffi"] = functions
 
 
 def _vllm(module: str) -> Any:
