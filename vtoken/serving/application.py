@@ -20,14 +20,25 @@ __all__ = ["Application", "build_application"]
 ROUTER_CLASS = "vtoken.serving.router:RoomRouter"
 
 
-def build_application(settings: DeploymentSettings) -> Application:
+def build_application(
+    settings: DeploymentSettings, replicas: int | None = None, version: str | None = None
+) -> Application:
     """The application graph; starts nothing.
 
     The router's settings travel as `user_config` of the ingress: what a config file says there, under
     `deployments`, is adopted by living routers. A change of `args` restarts every process.
+
+    Args:
+        settings: of the deployment.
+        replicas: engine replicas instead of what the settings say, as `num_replicas` under `deployments` in a file.
+        version: a name for the settings: deployed again under the same one, processes go on. Config files need none.
     """
-    engine = _engine_deployment(settings).bind(settings)
-    return _ingress_deployment(settings).bind(engine, settings)
+    engine, ingress = _engine_deployment(settings), _ingress_deployment(settings)
+    if replicas is not None:
+        engine = engine.options(num_replicas=replicas)
+    if version is not None:
+        engine, ingress = (one.options(version=version, _internal=True) for one in (engine, ingress))
+    return ingress.bind(engine.bind(settings), settings)
 
 
 def _engine_deployment(settings: DeploymentSettings) -> Any:

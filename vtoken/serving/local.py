@@ -11,6 +11,7 @@ longer anybody's child).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import os
@@ -117,6 +118,22 @@ class LocalFleet:
             self.close()
             raise
 
+    def scale(self, replicas: int) -> None:
+        """Change the number of engine replicas; all others go on. Returns at once."""
+        self._deploy(replicas)
+
+    def update(self, settings: DeploymentSettings) -> None:
+        """Replace every process by one with these settings, a few at a time. Returns at once."""
+        self._settings = settings
+        self._deploy()
+
+    def replica_pids(self) -> dict[str, int]:
+        """Process of each engine replica that serves, by replica id, as far as Serve knows."""
+        applications = serve.context._get_global_client().get_serve_details()["applications"]
+        replicas = applications[APP_NAME]["deployments"]["engine"]["replicas"]
+        running = [one for one in replicas if one["state"] == "RUNNING" and psutil.pid_exists(one["pid"])]
+        return {one["replica_id"]: one["pid"] for one in running}
+
     def processes(self) -> list[psutil.Process]:
         """Every living process of this fleet, however it was started; never this process."""
         return self._mark.processes()
@@ -185,8 +202,10 @@ class LocalFleet:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
 
-    def _deploy(self) -> None:
-        target = serve.RunTarget(target=build_application(self._settings), name=APP_NAME, route_prefix="/")
+    def _deploy(self, replicas: int | None = None) -> None:
+        version = hashlib.sha256(repr(self._settings).encode()).hexdigest()[:16]
+        application = build_application(self._settings, replicas, version)
+        target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/")
         serve.run_many([target], wait_for_applications_running=False)
 
     def _await_ready(self) -> None:
