@@ -112,7 +112,7 @@ def _move(  # type: ignore[no-untyped-def]
     # The compiler cannot know that what it loads is divisible; told so, it moves `vector` words per thread.
     address = tl.multiple_of(address, alignment)
     source, target = tl.multiple_of(source, vector), tl.multiple_of(target, vector)
-    head_stride = tl.multiple_of(head_stride, vector)
+    head_stride, words = tl.multiple_of(head_stride, vector), tl.multiple_of(words, vector)
     column = tl.arange(0, words_tile)[None, :]
     for first in range(0, heads, heads_tile):
         head = first + tl.arange(0, heads_tile)[:, None]

@@ -1,0 +1,146 @@
+"""The strict reader's kernel against float64: any layout, grouped heads, odd lengths, chunks, dead slots full of NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.device.paged import DEVICE, LAYOUTS, filled, make_paged, needs_kernels
+from vtoken.device import triton_reader
+from vtoken.device.cuda_layout import keys_of, values_of
+from vtoken.device.cuda_rows import DeviceRows
+from vtoken.device.cuda_streams import CudaStreams
+from vtoken.device.errors import BadSlots
+from vtoken.device.event_model import SimulatedStreams, compute_first
+from vtoken.device.strict_reader import StrictRows
+from vtoken.device.triton_reader import attend
+
+pytestmark = needs_kernels
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def streams():
+    return CudaStreams(DEVICE) if DEVICE.type == "cuda" else SimulatedStreams(compute_first)
+
+
+def rows_of(*rows):
+    """From (live slots, first query token, behind the last)."""
+    slots = np.concatenate([np.asarray(one[0], np.int64) for one in rows])
+    return StrictRows(slots, np.cumsum([0, *(len(one[0]) for one in rows)]), np.array([one[1:] for one in rows]))
+
+
+def on_device(rows, max_slots=256, max_tokens=16):
+    buffers = DeviceRows(streams(), max_slots, max_tokens)
+    buffers.fill(rows)
+    return buffers
+
+
+def reference(query, cache, rows, scale, soft_cap=0.0):
+    """float64, head by head; only the rows' tokens."""
+    wanted, size = {}, cache.shape[2]
+    group = query.shape[1] // cache.shape[1]
+    for index, (start, end) in enumerate(rows.query_ptr.tolist()):
+        slots = torch.from_numpy(rows.slots[rows.row_ptr[index] : rows.row_ptr[index + 1]]).to(cache.device)
+        keys, values = (half(cache)[slots // size, :, slots % size].double() for half in (keys_of, values_of))
+        for token in range(start, end):
+            seen = len(slots) - (end - 1 - token)
+            found = []
+            for head in range(query.shape[1]):
+                logits = keys[:seen, head // group] @ query[token, head].double() * scale
+                logits = soft_cap * (logits / soft_cap).tanh() if soft_cap else logits
+                found.append(logits.softmax(0) @ values[:seen, head // group])
+            wanted[token] = torch.stack(found)
+    return wanted
+
+
+def assert_attends(cache, rows, heads, tokens=8, soft_cap=0.0):
+    """Rows' tokens are right, the others keep their poison."""
+    dim, scale = cache.shape[3] // 2, (cache.shape[3] // 2) ** -0.5
+    query = torch.randn(tokens, heads, dim, device=DEVICE).to(cache.dtype)
+    out = torch.full_like(query, float("nan"))
+    attend(query, cache, on_device(rows), scale, out, soft_cap)
+    wanted = reference(query, cache, rows, scale, soft_cap)
+    for token in range(tokens):
+        if token in wanted:
+            assert (out[token].double() - wanted[token]).abs().max() < TOLERANCE[cache.dtype], token
+        else:
+            assert out[token].isnan().all()
+    return query, out
+
+
+def poisoned(cache, live):
+    """Ordinary numbers in the live slots, NaN everywhere else."""
+    size = cache.shape[2]
+    kept = torch.zeros(cache.shape[0] * size, dtype=torch.bool)
+    kept[torch.from_numpy(np.asarray(live))] = True
+    filled({"": cache})
+    cache.masked_fill_(~kept.view(-1, 1, size, 1).to(cache.device), float("nan"))
+    return cache
+
+
+ROWS = rows_of(([37], 0, 1), ([90, 3, 17, 18, 33], 2, 4), ([5, 1, 80, 64, 66, 67, 40], 6, 7))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_and_dtype(layout, dtype):
+    cache = poisoned(make_paged(layout, dim=16, dtype=dtype, layers=2)["layers.1"], ROWS.slots)
+    assert_attends(cache, ROWS, heads=4)
+
+
+@pytest.mark.parametrize(("kv_heads", "heads", "dim"), [(1, 1, 16), (3, 9, 64), (8, 32, 128), (2, 34, 80), (1, 7, 24)])
+def test_every_group_and_head_size(kv_heads, heads, dim):
+    cache = poisoned(make_paged(heads=kv_heads, dim=dim, dtype=torch.float32, layers=1)["layers.0"], ROWS.slots)
+    assert_attends(cache, ROWS, heads)
+
+
+@pytest.mark.parametrize("length", [1, 15, 63, 64, 65, 96])
+def test_lengths_around_the_tile(length):
+    slots = np.random.default_rng(length).permutation(96)[:length]
+    cache = poisoned(make_paged(dim=16, dtype=torch.float32, layers=1)["layers.0"], slots)
+    assert_attends(cache, rows_of((slots, 1, 1 + min(length, 3))), heads=2)
+
+
+def test_capped_logits():
+    cache = poisoned(make_paged(dim=16, dtype=torch.float32, layers=1)["layers.0"], ROWS.slots)
+    assert_attends(cache, ROWS, heads=4, soft_cap=0.7)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_placement_does_not_show_in_a_single_bit(dtype):
+    """The same K/V elsewhere, in another layout, beside other rows."""
+    rng = np.random.default_rng(3)
+    here, there = rng.permutation(96)[:70], rng.permutation(96)[:70]
+    first = poisoned(make_paged("LBNHC", dim=16, dtype=dtype, layers=1)["layers.0"], here)
+    second = poisoned(make_paged("BHLNC", dim=16, dtype=dtype)["layers.1"], there)
+    second[there // 16, :, there % 16] = first[here // 16, :, here % 16]
+    query = torch.randn(4, 4, 16, device=DEVICE).to(dtype)
+    alone, beside = torch.empty_like(query), torch.empty_like(query)
+    attend(query, first, on_device(rows_of((here, 1, 3))), 0.25, alone)
+    attend(query, second, on_device(rows_of((there[:9], 0, 1), (there, 1, 3), (there[5:], 3, 4))), 0.25, beside)
+    assert torch.equal(alone[1:3], beside[1:3])
+
+
+def test_a_captured_launch_covers_lines_that_see_nothing():
+    cache = poisoned(make_paged(dim=16, dtype=torch.float32, layers=1)["layers.0"], ROWS.slots)
+    buffers = on_device(ROWS)
+    buffers.fill(rows_of(([37, 3], 5, 6)))
+    query = torch.randn(8, 2, 16, device=DEVICE)
+    out = torch.full_like(query, float("nan"))
+    attend(query, cache, buffers, 0.25, out, count=16)
+    wanted = reference(query, cache, rows_of(([37, 3], 5, 6)), 0.25)[5]
+    assert (out[5].double() - wanted).abs().max() < 2e-6
+    assert out[[0, 1, 2, 3, 4, 6, 7]].isnan().all()
+
+
+def test_shapes_that_do_not_fit_are_refused_and_nothing_is_written():
+    cache = filled(make_paged(dim=16, dtype=torch.float32, layers=1))["layers.0"]
+    buffers, out = on_device(ROWS), torch.zeros(8, 4, 16, device=DEVICE)
+    for query in (torch.zeros(8, 3, 16), torch.zeros(8, 4, 8), torch.zeros(8, 4, 16, dtype=torch.float16)):
+        with pytest.raises(BadSlots, match="query is"):
+            attend(query.to(DEVICE), cache, buffers, 1.0, out)
+    with pytest.raises(BadSlots, match="whose buffers hold 3 and 16"):
+        on_device(ROWS, max_slots=3)
+    assert not out.any()
+    assert triton_reader.TILE == 64, "the lengths above are chosen around it"

@@ -1,0 +1,91 @@
+"""Which slots the strict reader reads on a GPU: a step's rows in buffers that never move.
+
+    rows of the step (host)          slots   [ 32 35 17 | 80 81 64 ]      all live slots, row after row
+    row 0: token 0 of the batch      tokens  [ 0 | 5 6 ]                  which token of the batch asks
+    row 1: tokens 5 and 6            begin   [ 0 | 3 3 ]                  where its row begins in `slots`
+                                     visible [ 3 | 2 3 ]                  how many of them it sees: causal
+
+The device's buffers keep their addresses, so a captured graph replays with new contents; unused lines see nothing.
+The host's are a ring: one is written again when the event behind its copy to the device is done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vtoken.core.plan import Ints
+from vtoken.device.cuda_streams import Lane, Streams
+from vtoken.device.errors import BadSlots
+from vtoken.device.strict_reader import StrictRows
+
+HOST_BUFFERS = 3
+"""Steps that the host may be ahead of the device before filling waits."""
+
+
+class DeviceRows:
+    """Owner of the buffers.
+
+    Attributes:
+        slots: int64 [max_slots].
+        tokens, begin, visible: int64 [max_tokens]; lines behind `count` have visible 0.
+        count: tokens of the last `fill`.
+        longest: most slots of a row in it.
+    """
+
+    def __init__(self, streams: Streams, max_slots: int, max_tokens: int) -> None:
+        """Allocates everything."""
+        self._streams, self._sizes = streams, (max_slots, max_tokens, max_tokens, max_tokens)
+        total = sum(self._sizes)
+        self._device = torch.zeros(total, dtype=torch.int64, device=streams.device)
+        self.slots, self.tokens, self.begin, self.visible = self._device.split(self._sizes)
+        self._hosts = [(streams.host_buffer(total), streams.event()) for _ in range(HOST_BUFFERS)]
+        self.count = self.longest = 0
+
+    def fill(self, rows: StrictRows) -> None:
+        """Enqueue the step's rows on the compute stream. Allocates nothing on the device.
+
+        Raises:
+            BadSlots: more slots or tokens than there is room for; the buffers are as they were.
+        """
+        lines = lines_of(rows)
+        if len(rows.slots) > self._sizes[0] or lines.shape[1] > self._sizes[1]:
+            raise BadSlots(
+                f"{len(rows.slots)} slots and {lines.shape[1]} query tokens for the strict reader, whose buffers hold "
+                f"{self._sizes[0]} and {self._sizes[1]}."
+            )
+        host, event = self._next_host()
+        parts = [part.numpy() for part in host.split(self._sizes)]
+        parts[0][: len(rows.slots)] = rows.slots
+        parts[3].fill(0)
+        for part, line in zip(parts[1:], lines, strict=True):
+            part[: len(line)] = line
+        self._streams.run(Lane.COMPUTE, lambda: self._device.copy_(host, non_blocking=True))
+        self._streams.record(Lane.COMPUTE, event)
+        self.count = lines.shape[1]
+        self.longest = int(np.diff(rows.row_ptr).max(initial=0))
+
+    def _next_host(self) -> tuple[torch.Tensor, Any]:
+        host, event = self._hosts.pop(0)
+        if not self._streams.done(event):
+            self._streams.synchronize(event)
+        self._hosts.append((host, event))
+        return host, event
+
+
+def lines_of(rows: StrictRows) -> Ints:
+    """Token, begin and visible of every query token, int64 [3, T].
+
+    Raises:
+        BadSlots: the arrays contradict each other.
+    """
+    starts, ends = rows.query_ptr[:, 0].astype(np.int64), rows.query_ptr[:, 1].astype(np.int64)
+    begins, asked = rows.row_ptr[:-1].astype(np.int64), ends - starts
+    lengths = np.diff(rows.row_ptr).astype(np.int64)
+    if len(starts) != len(lengths) or (asked < 1).any() or (lengths < asked).any():
+        raise BadSlots(f"{len(lengths)} rows of {lengths.tolist()} slots can't have {asked.tolist()} query tokens.")
+    row = np.repeat(np.arange(len(asked)), asked)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(asked) - asked, asked)
+    return np.stack([starts[row] + within, begins[row], (lengths - asked + 1)[row] + within])
