@@ -17,7 +17,7 @@ export VLLM_NO_USAGE_STATS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-kernels check lock clean
+.PHONY: help setup model demo test test-kernels test-cluster cluster-tools check lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -44,6 +44,13 @@ test: model  ## all tests that need no GPU: unit tests first, then real engines 
 
 test-kernels: setup  ## the Triton kernels on the CPU, interpreted
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "kernels and not gpu" tests/device
+
+test-cluster: setup cluster-tools  ## cluster files, three nodes, autoscaling, and `ray up` with kill and heal in namespaces
+	@$(BIN)/python -m pytest tests/cluster
+
+# openssh-server may start a server of its own on a machine with systemd; the tests use none but theirs.
+cluster-tools:  ## what the test of `ray up` needs of the system (installed where you are root and apt-get is there)
+	@$(PYTHON) tests/cluster/tools.py
 
 check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/ruff check .
