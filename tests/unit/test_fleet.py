@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from vtoken.core.fleet import FORGET_AFTER_S, FleetRules, FleetView, Verdict, impossible_reason
+from vtoken.core.columns import row_of
+from vtoken.core.fleet import FORGET_AFTER_S, Delay, FleetRules, FleetView, Verdict, impossible_reason
 from vtoken.core.pressure import CONFIDENCE, Level, PressureThresholds, level_after
 from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.serving.settings import HeartbeatSettings
@@ -18,15 +19,15 @@ GOOD = Snapshot(
 )  # fmt: skip
 
 
-def beat(replica="a", sequence=1, snapshot=GOOD, draining=False):
-    return Heartbeat(replica, sequence, 0.0, draining, snapshot)
+def beat(replica="a", sequence=1, snapshot=GOOD, draining=False, sent_s=0.0):
+    return Heartbeat(replica, sequence, sent_s, draining, snapshot)
 
 
 def test_a_view_holds_the_last_snapshot_its_age_and_its_level():
     fleet = FleetView()
-    fleet.heartbeat(beat(sequence=1), 10.0)
+    fleet.heartbeat(beat(sequence=1, sent_s=-5.0), 10.0)
     full = dataclasses.replace(GOOD, free_blocks=1, reclaimable_blocks=0, private_blocks=91)
-    assert fleet.heartbeat(beat(sequence=2, snapshot=full, draining=True), 11.0) is Verdict.ACCEPTED
+    assert fleet.heartbeat(beat(sequence=2, snapshot=full, draining=True, sent_s=-4.0), 11.0) is Verdict.ACCEPTED
     (replica,) = fleet.view(11.5).replicas
     assert (replica.age_s, replica.level, replica.draining) == (0.5, Level.CLOSED, True)
     assert replica.to_mapping()["free_blocks"] == 1
@@ -37,6 +38,7 @@ def test_a_view_holds_the_last_snapshot_its_age_and_its_level():
     ("change", "why"),
     [
         ({"free_blocks": -1}, "free_blocks = -1"),
+        ({"capacity_blocks": 1 << 62}, "capacity_blocks = 4611686018427387904"),
         ({"free_blocks": 101}, "exceeds capacity"),
         ({"private_blocks": 33}, "exceeds capacity"),
         ({"live_tokens": 32 * 16 + 1}, "live_tokens"),
@@ -114,10 +116,10 @@ def test_an_empty_controller_knows_the_fleet_again_after_one_heartbeat_of_each()
     old, new = FleetView(), FleetView()
     for sequence in range(1, 4):
         for replica in "abc":
-            old.heartbeat(beat(replica, sequence), float(sequence))
+            old.heartbeat(beat(replica, sequence, sent_s=float(sequence)), float(sequence))
     for replica in "abc":
         for fleet in (old, new):
-            fleet.heartbeat(beat(replica, 4), 4.0)
+            fleet.heartbeat(beat(replica, 4, sent_s=4.0), 4.0)
     assert old.view(5.0).replicas == new.view(5.0).replicas
 
 
@@ -171,7 +173,49 @@ def test_random_programs_agree_with_the_twin(seed):
         shot = Snapshot(
             block_size_tokens=16, capacity_blocks=100, free_blocks=rng.randint(-1, 101), steps_total=rng.randint(0, 9)
         )
-        message = beat(rng.choice("abcd"), rng.randint(0, 60), shot)
+        message = beat(rng.choice("abcd"), rng.randint(0, 60), shot, sent_s=now_s)
         assert fleet.heartbeat(message, now_s).value == twin.heartbeat(message, now_s)
         seen = [(r.replica_id, r.age_s, r.level, r.snapshot) for r in fleet.view(now_s).replicas]
         assert seen == twin.view(now_s)
+        columns = fleet.columns(now_s)
+        ids = sorted(columns.ids)
+        rows = [columns.ids.index(key) for key in ids]
+        assert [(ids[n], *columns.table[row], columns.age_s[row]) for n, row in enumerate(rows)] == [
+            (r.replica_id, *row_of(r.snapshot, r.sequence, r.level, r.draining), r.age_s)
+            for r in fleet.view(now_s).replicas
+        ]
+
+
+def test_ids_travel_only_when_they_have_changed():
+    fleet = FleetView(began_s=3.0)
+    fleet.heartbeat(beat("a"), 0.0)
+    first = fleet.columns(0.0)
+    fleet.heartbeat(beat("a", 2), 0.0)
+    assert fleet.columns(0.0, have=first.membership).ids is None
+    fleet.heartbeat(beat("b"), 0.0)
+    second = fleet.columns(0.0, have=first.membership)
+    assert second.ids == ("a", "b")
+    fleet.forget("a")
+    assert fleet.columns(0.0, have=second.membership).ids == ("b",)
+    reborn = FleetView(began_s=4.0)
+    reborn.heartbeat(beat("z"), 0.0)
+    assert reborn.columns(0.0, have=first.membership).ids == ("z",)
+
+
+def test_what_a_heartbeat_was_late_counts_as_age():
+    """Its replica's clock is 1,000 s ahead; the quickest way here takes 2 ms."""
+    fleet = FleetView()
+    for sequence in range(1, 6):
+        fleet.heartbeat(beat(sequence=sequence, sent_s=1000.0 + sequence), sequence + 0.002)
+    fleet.heartbeat(beat(sequence=6, sent_s=1006.0), 6.502)
+    assert fleet.view(6.502).replicas[0].age_s == pytest.approx(0.5)
+    fleet.heartbeat(beat(sequence=7, sent_s=1007.0), 7.002)
+    assert fleet.view(7.002).replicas[0].age_s == pytest.approx(0.0)
+
+
+def test_a_clock_that_drifts_is_not_taken_for_a_slow_way():
+    fleet, worst_s = FleetView(), 0.0
+    for sequence in range(1, 3000):
+        fleet.heartbeat(beat(sequence=sequence, sent_s=sequence * (1 - 2e-4)), float(sequence))
+        worst_s = max(worst_s, fleet.view(float(sequence)).replicas[0].age_s)
+    assert worst_s <= 2e-4 * (2 * Delay.WINDOW_S + 1) + 1e-9

@@ -3,24 +3,23 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit import plain_routing
+from tests.unit.plain_routing import score
+from vtoken.core.board import Board
+from vtoken.core.choosing import Chooser, Demand
+from vtoken.core.columns import FleetColumns, row_of, table_of
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
-from vtoken.core.inflight import UNCONFIRMED_S, InflightLedger
+from vtoken.core.inflight import UNANSWERED_S, UNCONFIRMED_S, InflightLedger
 from vtoken.core.pressure import Level
-from vtoken.core.routing import (
-    Reason,
-    RouteHint,
-    RoutingTunables,
-    choose,
-    demand_tokens,
-    power_of_two,
-    score,
-)
+from vtoken.core.routing import Reason, RouteHint, RoutingTunables, demand_tokens, power_of_two
 from vtoken.core.telemetry import Snapshot
+from vtoken.core.trust import FLOOR, TrustBook
 
 T = RoutingTunables()
 HINT = RouteHint(prompt_tokens_estimate=160, max_tokens=160)
@@ -31,10 +30,31 @@ def view(name, free=80, age_s=0.1, level=Level.OPEN, draining=False, **more):
     return ReplicaView(name, age_s, level, draining, shot)
 
 
-def pick(views, ledger=None, hint=HINT, candidates=None, view_age_s=0.0, now_s=100.0, seed=0, full=()):
+def columns(views):
+    rows = [row_of(v.snapshot, v.sequence, v.level, v.draining) for v in views]
+    ages_s = np.array([v.age_s for v in views], float)
+    return FleetColumns((0.0, 1), tuple(v.replica_id for v in views), table_of(rows), ages_s)
+
+
+def choose(candidates, views, view_age_s, ledger, demand, now_s, seed, full=(), trust=None, tunables=T):
+    """The choice by arrays, which must be that of the plain twin."""
+    trust = trust or TrustBook()
+    board = Board(candidates, ledger, trust, tunables)
+    shown = columns(list(views.values()))
+    board.load(shown, shown.ids, now_s - view_age_s, tunables)
+    choice = Chooser(board, ledger, trust, tunables, random.Random(seed)).choose(demand, now_s, full)
+    plain = plain_routing.choose(
+        candidates, views, view_age_s, ledger, trust, demand, tunables, now_s, random.Random(seed), full
+    )
+    assert choice == plain
+    return choice
+
+
+def pick(views, ledger=None, hint=HINT, candidates=None, view_age_s=0.0, now_s=100.0, seed=0, full=(), trust=None):
     known = {v.replica_id: v for v in views}
     ids = list(known) if candidates is None else candidates
-    return choose(ids, known, view_age_s, ledger or InflightLedger(), hint, T, now_s, random.Random(seed), full)
+    demand = Demand(demand_tokens(hint, T))
+    return choose(ids, known, view_age_s, ledger or InflightLedger(), demand, now_s, seed, full, trust)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +67,8 @@ def pick(views, ledger=None, hint=HINT, candidates=None, view_age_s=0.0, now_s=1
         (RouteHint(1000, 300, 128), 1000),  # the whole prompt is held before anything can be evicted
         (RouteHint(-5, -5), T.expected_output_tokens),
         (RouteHint(), T.expected_output_tokens),
+        (RouteHint(1000, 300, 128, prompt_peak_tokens=400), 400),  # evicted between chunks
+        (RouteHint(100, 300, 128, prompt_peak_tokens=400), 192),
     ],
 )
 def test_demand_is_the_prompt_and_the_growth_under_the_budget(hint, tokens):
@@ -166,6 +188,78 @@ def test_a_replica_that_never_stepped_is_not_starved_by_one_that_did():
     assert sorted(chosen) == list("aaabbb")
 
 
+def test_who_cannot_be_believed_is_scored_by_own_counters():
+    """`a` claims everything; what counts is which of the two has fewer of our requests."""
+    ledger, trust = InflightLedger(), TrustBook()
+    trust.failed("a", 0.0)
+    assert trust.trust("a") < FLOOR
+    views = [view("a", 100), view("b", 60)]
+    assert pick(views, ledger, trust=trust).replica_id == "b"
+    ledger.reserve("b", "1", 160, 99.0)
+    choice = pick(views, ledger, trust=trust)
+    assert (choice.replica_id, choice.reason) == ("a", Reason.UNKNOWN)
+    ledger.reserve("a", "2", 160, 99.0)
+    assert pick(views, ledger, trust=trust).replica_id == "b"
+
+
+def test_room_is_scaled_by_trust_above_the_floor():
+    trust = TrustBook()
+    trust.accepted("a", "1", 0.0)
+    trust._records["a"].trust = 0.6
+    choice = pick([view("a", 90), view("b", 60)], trust=trust)
+    assert (choice.replica_id, choice.room_blocks) == ("b", 60)
+    assert pick([view("a", 90), view("b", 45)], trust=trust).room_blocks == pytest.approx(54)
+
+
+def test_a_blind_replica_that_does_not_answer_or_fails_comes_last():
+    ledger, trust = InflightLedger(), TrustBook()
+    stale, full = view("a", age_s=60.0), view("b", 3)
+    ledger.reserve("b", "1", 16, 99.0)
+    assert pick([stale, full], ledger).replica_id == "a"
+    ledger.reserve("a", "2", 16, 100.0 - 2 * UNANSWERED_S)
+    ledger.reserve("b", "3", 16, 99.0)
+    assert pick([stale, full], ledger).replica_id == "b"
+    ledger.confirm("2")
+    assert pick([stale, full], ledger).replica_id == "a"
+    for _ in range(4):
+        trust.failed("a", 99.9)
+    assert pick([stale, full], ledger, trust=trust).replica_id == "b"
+    assert pick([stale], ledger, trust=trust).replica_id == "a"
+
+
+def test_a_report_that_stands_still_while_requests_are_inside_grows_old():
+    ledger, trust = InflightLedger(), TrustBook()
+    board, rng = Board(["a", "b"], ledger, trust, T), random.Random(0)
+    for second in range(6):
+        shown = columns([
+            replace(view("a", 90, running_requests=1, steps_total=7), sequence=second + 1),
+            replace(view("b", 50, running_requests=1, steps_total=second), sequence=second + 1),
+        ])  # fmt: skip
+        board.load(shown, shown.ids, float(second), T)
+    choice = Chooser(board, ledger, trust, T, rng).choose(Demand(320), 5.1)
+    assert (choice.replica_id, choice.reason) == ("b", Reason.ROOM)
+    assert T.stale_busy_s < 5.0
+
+
+def test_affinity_wins_while_it_has_almost_as_much_room():
+    views = {name: view(name, free) for name, free in (("a", 90), ("b", 70), ("c", 60))}
+
+    def where(affine):
+        return choose(list("abc"), views, 0.0, InflightLedger(), Demand(320, affine), 100.0, 0).replica_id
+
+    assert where({}) == "a"
+    assert where({"b": 0}) == "b"
+    assert where({"c": 0, "b": 0}) == "b"  # 30 blocks less are more than a quarter of 100
+    assert where({"gone": 0}) == "a"
+
+
+def test_what_is_shared_with_a_request_inside_need_not_fit_again():
+    views = {"a": view("a", 8), "b": view("b", 1)}  # 20 blocks are wanted
+    for shared, reason in ((0, Reason.LEAST_BAD), (191, Reason.LEAST_BAD), (192, Reason.AFFINITY)):
+        choice = choose(["a", "b"], views, 0.0, InflightLedger(), Demand(320, {"a": shared}), 100.0, 0)
+        assert (choice.replica_id, choice.reason) == ("a", reason)
+
+
 def test_no_candidates_is_the_callers_mistake():
     with pytest.raises(ValueError, match="no candidates"):
         pick([], candidates=[])
@@ -202,7 +296,7 @@ def test_any_state_gives_a_candidate_and_never_a_full_one_while_another_fits(vie
     for number, (replica, tokens, at_s) in enumerate(sent):
         ledger.reserve(replica, str(number), tokens, at_s)
     candidates = sorted(ids)
-    choice = choose(candidates, views, age_s, ledger, hint, T, 100.0, random.Random(seed))
+    choice = choose(candidates, views, age_s, ledger, Demand(demand_tokens(hint, T)), 100.0, seed)
     assert choice.replica_id in ids
     fitting = set()
     for name in candidates:
@@ -215,6 +309,9 @@ def test_any_state_gives_a_candidate_and_never_a_full_one_while_another_fits(vie
         if score(shown, ledger, demand_tokens(hint, T), 100.0 - shown.age_s - age_s, T).fits:
             fitting.add(name)
     if fitting:
+        if choice.reason is Reason.UNKNOWN:  # nobody knows that it is full, and it has less of ours
+            assert ledger.count(choice.replica_id) < max(ledger.count(name) for name in candidates)
+            return
         stepped = views[choice.replica_id].snapshot.capacity_blocks > 0
         assert choice.replica_id in fitting or not stepped
 
@@ -227,7 +324,7 @@ levelled = st.dictionaries(
 @given(levelled, hints, st.sets(st.sampled_from("abcdefgh")), st.integers(0, 9))
 def test_open_comes_before_throttled_and_closed_only_when_all_are(rows, hint, full, seed):
     views = {name: view(name, free, level=level) for name, (level, free) in rows.items()}
-    choice = choose(sorted(views), views, 0.0, InflightLedger(), hint, T, 100.0, random.Random(seed), full)
+    choice = choose(sorted(views), views, 0.0, InflightLedger(), Demand(demand_tokens(hint, T)), 100.0, seed, full)
     available = set(views) - full or set(views)
     needed = -(-demand_tokens(hint, T) // 16)
     fits = {name for name in available if views[name].snapshot.free_blocks >= needed}
@@ -244,12 +341,78 @@ def test_open_comes_before_throttled_and_closed_only_when_all_are(rows, hint, fu
 
 @given(views_strategy, st.sets(st.sampled_from("abcdefgh"), min_size=1), st.sets(st.sampled_from("abcdefgh")), hints)
 def test_any_state_gives_a_candidate_whoever_is_at_its_limit(views, ids, full, hint):
-    choice = choose(sorted(ids), views, 0.0, InflightLedger(), hint, T, 100.0, random.Random(0), full)
+    choice = choose(sorted(ids), views, 0.0, InflightLedger(), Demand(demand_tokens(hint, T)), 100.0, 0, full)
     assert choice.replica_id in ids
     if choice.replica_id in full and not ids <= full:
         others = {views[name] for name in ids - full if name in views}
         assert all(shown.draining or shown.level is Level.CLOSED for shown in others)
         assert ids - full <= set(views)
+
+
+demands = st.builds(
+    Demand, st.integers(0, 3000), st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 500), max_size=3)
+)
+sends = st.lists(
+    st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 999), st.floats(90, 100), st.booleans()), max_size=20
+)
+
+
+@given(
+    views_strategy, st.sets(st.sampled_from("abcdefgh"), min_size=1), st.sets(st.sampled_from("abcdefgh")), demands,
+    sends, st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 4)), st.floats(0, 3), st.integers(0, 9),
+)  # fmt: skip
+def test_arrays_and_loops_choose_the_same(views, ids, full, demand, sent, failures, age_s, seed):
+    ledger, trust = InflightLedger(), TrustBook()
+    for number, (replica, tokens, at_s, accepted) in enumerate(sent):
+        ledger.reserve(replica, str(number), tokens, at_s)
+        if accepted:
+            ledger.confirm(str(number))
+    for replica, count in failures.items():
+        for _ in range(count):
+            trust.failed(replica, 99.0)
+    assert choose(sorted(ids), views, age_s, ledger, demand, 100.0, seed, full, trust).replica_id in ids
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_changed_one_by_one_are_those_of_a_new_board(seed):
+    rng, ledger, trust = random.Random(seed), InflightLedger(), TrustBook()
+    names = list("abcdef")
+    patient = replace(T, stale_busy_s=600.0, stale_idle_s=600.0)
+    board, now_s, sequence = Board(names, ledger, trust, patient), 100.0, 0
+    shown = None
+    for number in range(400):
+        now_s += rng.choice((0.0, 0.05))
+        match rng.randint(0, 4):
+            case 0:
+                sequence += 1
+                shown = columns([
+                    replace(view(name, rng.randint(0, 100), age_s=rng.random(), running_requests=rng.randint(0, 9)),
+                            sequence=sequence, level=rng.choice(list(Level)))
+                    for name in rng.sample(names, 4)
+                ])  # fmt: skip
+                loaded_s = now_s
+                board.load(shown, shown.ids, loaded_s, patient)
+            case 1 | 2:
+                name = rng.choice(names)
+                ledger.reserve(name, str(number), rng.randint(0, 400), now_s)
+                board.refresh(name)
+            case 3:
+                request = str(rng.randint(0, number))
+                name = ledger.where(request)
+                ledger.complete(request)
+                if name is not None:
+                    board.refresh(name)
+            case 4:
+                name = rng.choice(names)
+                (trust.failed if rng.random() < 0.3 else lambda n, _: trust.served(n, 0.0, 0.0))(name, now_s)
+                board.refresh(name)
+        if shown is None:
+            continue
+        fresh = Board(names, ledger, trust, patient)
+        fresh.load(shown, shown.ids, loaded_s, patient)
+        here = [names.index(name) for name in shown.ids]
+        for key in ("room", "outstanding", "trusted", "open", "closed", "capacity"):
+            assert getattr(board, key)[here].tolist() == getattr(fresh, key)[here].tolist(), key
 
 
 def test_the_ledger_keeps_its_two_sides_in_step():
@@ -276,7 +439,9 @@ def test_the_ledger_keeps_its_two_sides_in_step():
             assert (ledger.count(name), ledger.tokens(name)) == (len(held), 10 * len(held))
 
 
-@pytest.mark.parametrize("wrong", [{"confidence": 2}, {"stale_busy_s": 0}, {"expected_output_tokens": -1}, {"zz": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"confidence": 2}, {"stale_busy_s": 0}, {"expected_output_tokens": -1}, {"zz": 1}, {"mode": "best"}]
+)
 def test_tunables_are_checked_and_named(wrong):
     (key,) = wrong
     with pytest.raises(ConfigError, match=f"router.{key}"):

@@ -3,7 +3,7 @@
 The state is soft. Nothing here is saved: a controller that starts empty knows the whole fleet again after one
 heartbeat of every replica.
 
-    heartbeat --> in order? --> possible? --> level (hysteresis) --> kept, aged by the receiver's clock
+    heartbeat --> in order? --> possible? --> level (hysteresis) --> kept, aged by the receiver's clock and its delay
                      |             |
                      +-- counted --+   (reason -> count, in the view)
 """
@@ -14,8 +14,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+
+from vtoken.core.columns import FleetColumns, Membership, row_of, table_of
 from vtoken.core.pressure import CONFIDENCE, Level, PressureThresholds, level_after
 from vtoken.core.telemetry import Heartbeat, Snapshot
 
@@ -62,10 +65,11 @@ class ReplicaView:
 
     Attributes:
         replica_id: Serve's unique id.
-        age_s: seconds since the controller received `snapshot`.
+        age_s: seconds since the controller received `snapshot`, and what it was late on its way.
         level: see Level.
         draining: takes no new requests.
         snapshot: the last accepted one.
+        sequence: of its heartbeat.
     """
 
     replica_id: str
@@ -73,6 +77,7 @@ class ReplicaView:
     level: Level
     draining: bool
     snapshot: Snapshot
+    sequence: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON-ready: the words of Snapshot, and age, level and draining."""
@@ -81,6 +86,7 @@ class ReplicaView:
             "age_s": round(self.age_s, 4),
             "level": self.level.value,
             "draining": self.draining,
+            "sequence": self.sequence,
             **self.snapshot.to_mapping(),
         }
 
@@ -103,11 +109,41 @@ class FleetSnapshot:
 
 
 @dataclass(slots=True)
+class Delay:
+    """How late a replica's heartbeats arrive, beyond the quickest of the last WINDOW_S to twice that.
+
+    The clocks of two machines differ by an unknown offset, which the quickest heartbeat cancels; they also drift, which
+    is why it is forgotten.
+    """
+
+    WINDOW_S: ClassVar[float] = 30.0
+
+    since_s: float = float("-inf")
+    least_s: float = math.inf
+    least_before_s: float = math.inf
+
+    def excess_s(self, sent_s: float, received_s: float) -> float:
+        """Take one heartbeat; seconds that it was late."""
+        if received_s - self.since_s > self.WINDOW_S:
+            self.since_s, self.least_before_s, self.least_s = received_s, self.least_s, math.inf
+        offset_s = received_s - sent_s
+        if not math.isfinite(offset_s):
+            return 0.0
+        self.least_s = min(self.least_s, offset_s)
+        return offset_s - min(self.least_s, self.least_before_s)
+
+
+@dataclass(slots=True)
 class _Known:
     heartbeat: Heartbeat
     received_s: float
+    taken_s: float
     level: Level
+    delay: Delay
 
+
+LARGEST = 1 << 62
+"""No number of a snapshot reaches this; tables hold 64 bits."""
 
 _COUNTERS = tuple(f.name for f in fields(Snapshot) if f.name.endswith("_total"))
 _NUMBERS = tuple(f.name for f in fields(Snapshot))
@@ -119,7 +155,7 @@ def impossible_reason(snapshot: Snapshot) -> str | None:
         value = getattr(snapshot, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"{name} is not a number"
-        if not math.isfinite(value) or value < 0:
+        if not math.isfinite(value) or not 0 <= value < LARGEST:
             return f"{name} = {value}"
     used = snapshot.free_blocks + snapshot.reserved_blocks + snapshot.private_blocks + snapshot.shared_blocks
     if used > snapshot.capacity_blocks:
@@ -136,13 +172,18 @@ class FleetView:
 
     Args:
         rules: see FleetRules; may be replaced at any time, levels follow with the next heartbeats.
+        began_s: any number that no earlier view of this fleet has had, so that nobody takes its ids for those.
     """
 
-    def __init__(self, rules: FleetRules | None = None) -> None:
+    def __init__(self, rules: FleetRules | None = None, began_s: float = 0.0) -> None:
         self.rules = rules or FleetRules()
         self._known: dict[str, _Known] = {}
         self._rejected: dict[str, int] = {}
         self._accepted = 0
+        self._membership: Membership = (began_s, 0)
+        self._rows: dict[str, int] = {}
+        self._table = table_of([])
+        self._taken_s = np.zeros(0)
 
     def heartbeat(self, beat: Heartbeat, now_s: float) -> Verdict:
         """Take one heartbeat; a rejected one changes only its counter."""
@@ -151,10 +192,14 @@ class FleetView:
         if verdict is not Verdict.ACCEPTED:
             self._rejected[verdict.value] = self._rejected.get(verdict.value, 0) + 1
             return verdict
-        before = known.level if known else Level.OPEN
+        before, delay = (known.level, known.delay) if known else (Level.OPEN, Delay())
         level = level_after(before, beat.snapshot, self.rules.thresholds, self.rules.confidence)
-        self._known[beat.replica_id] = _Known(beat, now_s, level)
+        taken_s = now_s - delay.excess_s(beat.sent_monotonic_s, now_s)
+        self._known[beat.replica_id] = _Known(beat, now_s, taken_s, level, delay)
         self._accepted += 1
+        if known is None:
+            self._join(beat.replica_id)
+        self._write(self._rows[beat.replica_id], self._known[beat.replica_id])
         return verdict
 
     @staticmethod
@@ -173,23 +218,66 @@ class FleetView:
         """Drop replicas silent for longer than `rules.forget_after_s`; returns their ids (zero or more)."""
         gone = [key for key, known in self._known.items() if now_s - known.received_s > self.rules.forget_after_s]
         for key in gone:
-            del self._known[key]
+            self.forget(key)
         return gone
 
     def forget(self, replica_id: str) -> bool:
         """Drop a replica that said good-bye; False when it was not known."""
-        return self._known.pop(replica_id, None) is not None
+        if self._known.pop(replica_id, None) is None:
+            return False
+        self._leave(replica_id)
+        return True
 
     def view(self, now_s: float, tunables: Mapping[str, Any] | None = None) -> FleetSnapshot:
-        """The fleet at `now_s`; changes nothing."""
+        """The fleet at `now_s`, for people; changes nothing."""
         replicas = tuple(
             ReplicaView(
                 replica_id=key,
-                age_s=max(0.0, now_s - known.received_s),
+                age_s=max(0.0, now_s - known.taken_s),
                 level=known.level,
                 draining=known.heartbeat.draining,
                 snapshot=known.heartbeat.snapshot,
+                sequence=known.heartbeat.sequence,
             )
             for key, known in sorted(self._known.items())
         )
         return FleetSnapshot(replicas, dict(self._rejected), self._accepted, dict(tunables or {}))
+
+    def columns(
+        self, now_s: float, have: Membership | None = None, tunables: Mapping[str, Any] | None = None
+    ) -> FleetColumns:
+        """The fleet at `now_s`, for routers; changes nothing.
+
+        `have` is the membership whose ids the asker has.
+        """
+        count = len(self._rows)
+        return FleetColumns(
+            membership=self._membership,
+            ids=None if have == self._membership else tuple(self._rows),
+            table=self._table[:count].copy(),
+            age_s=np.maximum(0.0, now_s - self._taken_s[:count]),
+            tunables=dict(tunables or {}),
+        )
+
+    def _join(self, replica_id: str) -> None:
+        row = self._rows[replica_id] = len(self._rows)
+        if row == len(self._table):
+            more = max(8, row)
+            self._table = np.concatenate([self._table, np.zeros((more, self._table.shape[1]), np.int64)])
+            self._taken_s = np.concatenate([self._taken_s, np.zeros(more)])
+        self._membership = (self._membership[0], self._membership[1] + 1)
+
+    def _leave(self, replica_id: str) -> None:
+        """The last row takes the place of the one that leaves."""
+        row, last = self._rows.pop(replica_id), len(self._rows)
+        if row != last:
+            moved = next(key for key, at in self._rows.items() if at == last)
+            self._rows[moved] = row
+            self._table[row], self._taken_s[row] = self._table[last], self._taken_s[last]
+            self._rows = dict(sorted(self._rows.items(), key=lambda item: item[1]))
+        self._membership = (self._membership[0], self._membership[1] + 1)
+
+    def _write(self, row: int, known: _Known) -> None:
+        beat = known.heartbeat
+        self._table[row] = row_of(beat.snapshot, beat.sequence, known.level, beat.draining)
+        self._taken_s[row] = known.taken_s

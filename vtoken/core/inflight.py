@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class _Sent:
+class Sent:
+    """A request on its way to, or inside, a replica.
+
+    Attributes:
+        sent_s: when it was chosen.
+        tokens: that it will hold.
+        accepted: whether the replica took it.
+    """
+
     sent_s: float
     tokens: int
-    confirmed: bool = False
+    accepted: bool = False
 
 
 UNCONFIRMED_S = 10.0
 """A choice that Serve neither confirmed nor completed within this time was cancelled before it was sent."""
+
+UNANSWERED_S = 0.5
+"""A replica that has not taken a request by then may be gone; it matters only if its reports can't be used either."""
 
 
 class InflightLedger:
@@ -25,43 +37,67 @@ class InflightLedger:
 
     def __init__(self) -> None:
         # Per replica in the order of sending: what is newer than a snapshot stands at the end.
-        self._sent: dict[str, dict[str, _Sent]] = {}
+        self._sent: dict[str, dict[str, Sent]] = {}
         self._tokens: dict[str, int] = {}
         self._where: dict[str, str] = {}
+        self._unanswered: dict[str, str] = {}
 
     def reserve(self, replica_id: str, request_id: str, tokens: int, now_s: float) -> None:
         """Charge a request to a replica; an earlier reservation of the same request moves."""
         self.complete(request_id)
-        self._sent.setdefault(replica_id, {})[request_id] = _Sent(now_s, tokens)
+        self._sent.setdefault(replica_id, {})[request_id] = Sent(now_s, tokens)
         self._tokens[replica_id] = self._tokens.get(replica_id, 0) + tokens
         self._where[request_id] = replica_id
+        self._unanswered[request_id] = replica_id
 
     def confirm(self, request_id: str) -> None:
         """The replica accepted the request; unknown requests are ignored."""
         replica_id = self._where.get(request_id)
         if replica_id is not None:
-            self._sent[replica_id][request_id].confirmed = True
+            self._sent[replica_id][request_id].accepted = True
+            self._unanswered.pop(request_id, None)
 
-    def complete(self, request_id: str) -> None:
-        """The request ended in any way; unknown requests are ignored."""
+    def where(self, request_id: str) -> str | None:
+        """The replica that a request is charged to."""
+        return self._where.get(request_id)
+
+    def complete(self, request_id: str) -> Sent | None:
+        """The request ended in any way; returns what was known of it, None if nothing."""
         replica_id = self._where.pop(request_id, None)
         if replica_id is None:
-            return
+            return None
+        self._unanswered.pop(request_id, None)
         requests = self._sent[replica_id]
-        self._tokens[replica_id] -= requests.pop(request_id).tokens
+        sent = requests.pop(request_id)
+        self._tokens[replica_id] -= sent.tokens
         if not requests:
             del self._sent[replica_id], self._tokens[replica_id]
+        return sent
+
+    def lapsed(self, now_s: float) -> list[str]:
+        """Requests that were never confirmed within UNCONFIRMED_S."""
+        return [
+            request_id
+            for request_id, replica_id in self._unanswered.items()
+            if now_s - self._sent[replica_id][request_id].sent_s > UNCONFIRMED_S
+        ]
 
     def sweep(self, now_s: float) -> None:
         """Drop reservations that were never confirmed within UNCONFIRMED_S."""
-        lost = [
-            request_id
-            for requests in self._sent.values()
-            for request_id, sent in requests.items()
-            if not sent.confirmed and now_s - sent.sent_s > UNCONFIRMED_S
-        ]
-        for request_id in lost:
+        for request_id in self.lapsed(now_s):
             self.complete(request_id)
+
+    def unanswered(self, now_s: float) -> set[str]:
+        """Replicas that have not taken a request within UNANSWERED_S."""
+        return {
+            replica_id
+            for request_id, replica_id in self._unanswered.items()
+            if now_s - self._sent[replica_id][request_id].sent_s > UNANSWERED_S
+        }
+
+    def replicas(self) -> Iterable[str]:
+        """Those with requests in flight."""
+        return self._sent
 
     def count(self, replica_id: str) -> int:
         """Requests in flight on a replica."""

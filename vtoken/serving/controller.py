@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
 
+from vtoken.core.columns import FleetColumns, Membership
 from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView, Verdict
 from vtoken.core.telemetry import Heartbeat
 from vtoken.serving.metrics import start_controller_metrics
@@ -38,7 +39,7 @@ class FleetController:
     """
 
     def __init__(self, rules: FleetRules, app_name: str | None = None) -> None:
-        self._fleet, self._app_name = FleetView(rules), app_name
+        self._fleet, self._app_name = FleetView(rules, began_s=time.time()), app_name
         self._tunables: dict[str, Any] = {}
         self._retiring: frozenset[str] = frozenset()
         self._last_use_s = time.monotonic()
@@ -48,6 +49,12 @@ class FleetController:
         """Take a heartbeat; answers with the verdict's name."""
         self._touch()
         return self._fleet.heartbeat(beat, time.monotonic()).value
+
+    async def heartbeats(self, beats: Sequence[Heartbeat]) -> list[str]:
+        """Take the heartbeats of several replicas, of a machine for example; answers with the verdicts' names."""
+        self._touch()
+        now_s = time.monotonic()
+        return [self._fleet.heartbeat(beat, now_s).value for beat in beats]
 
     async def goodbye(self, replica_id: str) -> None:
         """A replica ends by plan and should leave the view now."""
@@ -73,9 +80,14 @@ class FleetController:
         self._tunables, self._fleet.rules = dict(tunables), rules
 
     async def view(self) -> FleetSnapshot:
-        """The fleet now, with ages by this actor's clock."""
+        """The fleet now, for people, with ages by this actor's clock."""
         self._touch()
         return self._fleet.view(time.monotonic(), self._tunables)
+
+    async def columns(self, have: Membership | None) -> FleetColumns:
+        """The fleet now, for routers; see FleetView.columns."""
+        self._touch()
+        return self._fleet.columns(time.monotonic(), have, self._tunables)
 
     def _touch(self) -> None:
         self._last_use_s = time.monotonic()
@@ -172,6 +184,11 @@ class ControllerClient:
         await self._call("configure", dict(tunables), rules)
 
     async def view(self) -> FleetSnapshot:
-        """The fleet now."""
+        """The fleet now, for people."""
         view: FleetSnapshot = await self._call("view")
+        return view
+
+    async def columns(self, have: Membership | None) -> FleetColumns:
+        """The fleet now, for routers; see FleetView.columns."""
+        view: FleetColumns = await self._call("columns", have)
         return view

@@ -1,4 +1,4 @@
-"""The request router: a thin, total coat over `vtoken.core.routing`.
+"""The request router: a thin, total coat over `vtoken.core.desk`.
 
 What Ray Serve 2.60 demands of a router, each rule learnt by breaking it:
 
@@ -10,17 +10,17 @@ What Ray Serve 2.60 demands of a router, each rule learnt by breaking it:
 - class and keyword arguments are frozen in living handles: tunables come from the controller with each poll;
 - FIFOMixin would give the replica chosen for one request to an older one: not used.
 
-The router runs on one event loop of the process that owns the handle; nothing here is shared with other threads.
+The router runs on one event loop of the process that owns the handle, which is not the one that serves requests; what
+the latter has to say comes through `sidelines`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,85 +29,42 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-from vtoken.core.fleet import FleetRules, FleetSnapshot, ReplicaView
-from vtoken.core.inflight import InflightLedger
-from vtoken.core.routing import Choice, RouteHint, RoutingTunables, choose, demand_tokens
+from vtoken.core.columns import FleetColumns
+from vtoken.core.desk import Desk
+from vtoken.core.fleet import FleetRules
+from vtoken.core.routing import RouteHint, RoutingTunables
+from vtoken.serving import sidelines
 from vtoken.serving.controller import ControllerClient
+from vtoken.serving.fleet_cache import FleetCache, Poller, tunables_of
 from vtoken.serving.settings import DeploymentSettings
 
 logger = logging.getLogger("ray.serve")
 
-IDLE_AFTER_S = 5.0
-IDLE_POLL_S = 0.5
+__all__ = ["FleetCache", "RoomRouter", "hint_of", "router_kwargs"]
+
 SWEEP_S = 5.0
 WARN_EVERY_S = 10.0
 
 
-class FleetCache:
-    """A copy of the fleet view and its age. Owner of the polling task.
+class BoardFeed(Poller):
+    """Keeps a desk's view of the fleet young.
 
     Args:
         client: how to reach the controller.
-        poll_s: between two polls while requests are routed; IDLE_POLL_S otherwise.
-        tunables: until the controller sends others.
+        poll_s: between two polls while requests are routed.
+        desk: gets the views.
     """
 
-    def __init__(self, client: ControllerClient, poll_s: float, tunables: RoutingTunables) -> None:
-        self._client, self._poll_s = client, poll_s
-        self._fetched_s = float("-inf")
-        self._used_s = float("-inf")
-        self._task: asyncio.Task[None] | None = None
-        self._awake: asyncio.Event | None = None
-        self.views: dict[str, ReplicaView] = {}
-        self.tunables = tunables
+    def __init__(self, client: ControllerClient, poll_s: float, desk: Desk) -> None:
+        super().__init__(poll_s)
+        self._client, self._desk = client, desk
 
-    def age_s(self, now_s: float) -> float:
-        """Seconds since the view was asked for; infinite before the first one."""
-        return now_s - self._fetched_s
+    async def fetch(self, asked_s: float) -> None:
+        self.take(await self._client.columns(self._desk.membership), asked_s)
 
-    def use(self, now_s: float) -> None:
-        """Note that a decision is made now: keeps the poll fast, starts it if it does not run."""
-        self._used_s = now_s
-        if self._task is None or self._task.done():
-            self._awake = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._poll_forever())
-        if self._awake is not None:
-            self._awake.set()
-
-    async def _poll_forever(self) -> None:
-        while True:
-            await self._poll_once()
-            idle = time.monotonic() - self._used_s > IDLE_AFTER_S
-            if not idle:
-                await asyncio.sleep(self._poll_s)
-                continue
-            assert self._awake is not None
-            self._awake.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._awake.wait(), IDLE_POLL_S)
-
-    async def _poll_once(self) -> None:
-        asked_s = time.monotonic()
-        try:
-            view = await self._client.view()
-        except Exception as error:  # noqa: BLE001  # routing goes on with an ageing view, then by own counters
-            logger.debug("fleet view not fetched: %s", error)
-            return
-        self.take(view, asked_s)
-
-    def take(self, view: FleetSnapshot, asked_s: float) -> None:
+    def take(self, view: FleetColumns, asked_s: float) -> None:
         """Adopt a view that was asked for at `asked_s`; bad tunables keep the old ones."""
-        self._fetched_s = asked_s
-        self.views = {replica.replica_id: replica for replica in view.replicas}
-        self._adopt(view.tunables)
-
-    def _adopt(self, raw: Mapping[str, Any]) -> None:
-        if not raw:
-            return
-        try:
-            self.tunables = RoutingTunables.from_mapping(raw)
-        except Exception as error:  # noqa: BLE001  # whatever was sent, the old settings still work
-            logger.warning("router settings ignored: %s", error)
+        self._desk.take(view, asked_s, tunables_of(view.tunables))
 
 
 class RoomRouter(RequestRouter):
@@ -120,13 +77,14 @@ class RoomRouter(RequestRouter):
             kwargs: what `router_kwargs` made; optionally `app_name`, and `seed` of the tie-breaks.
         """
         rules = FleetRules.from_mapping(kwargs["rules"])
-        client = ControllerClient(kwargs.get("app_name") or self.app_name, rules)
-        self._fleet = FleetCache(client, float(kwargs["poll_s"]), RoutingTunables.from_mapping(kwargs["tunables"]))
-        self._ledger = InflightLedger()
-        self._rng = random.Random(kwargs.get("seed"))
+        app_name = kwargs.get("app_name") or self.app_name
+        self._desk = Desk(RoutingTunables.from_mapping(kwargs["tunables"]), random.Random(kwargs.get("seed")))
+        self._feed = BoardFeed(ControllerClient(app_name, rules), float(kwargs["poll_s"]), self._desk)
+        self._news = sidelines.attach(app_name, self._desk.to_mapping)
+        self._ids: tuple[list[RunningReplica], list[str], dict[str, RunningReplica]] | None = None
         self._swept_s = self._warned_s = float("-inf")
         with contextlib.suppress(RuntimeError):  # no running loop yet: the first decision starts the poll
-            self._fleet.use(time.monotonic())
+            self._feed.use(time.monotonic())
 
     async def choose_replicas(
         self,
@@ -146,32 +104,35 @@ class RoomRouter(RequestRouter):
 
     def _ranks(self, candidates: list[RunningReplica], pending: PendingRequest | None) -> list[list[RunningReplica]]:
         now_s = time.monotonic()
-        self._fleet.use(now_s)
+        self._feed.use(now_s)
         self._sweep(now_s)
-        by_id = {replica.replica_id.unique_id: replica for replica in candidates}
-        # A replica at Serve's own limit would only be probed and refused.
-        full = by_id.keys() - {r.replica_id.unique_id for r in self.select_available_replicas(candidates)}
-        hint = hint_of(pending)
-        choice: Choice = choose(
-            list(by_id),
-            self._fleet.views,
-            self._fleet.age_s(now_s),
-            self._ledger,
-            hint,
-            self._fleet.tunables,
-            now_s,
-            self._rng,
-            full,
-        )
+        self._news.deliver(self._desk)
+        names, by_name = self._named(candidates)
+        hint = hint_of(pending) or RouteHint()
+        choice = self._desk.decide(names, hint, now_s)
+        if not self.select_available_replicas([by_name[choice.replica_id]]):
+            # At Serve's own limit it would only be probed and refused. All are looked at only now: it takes long.
+            choice = self._desk.decide(names, hint, now_s, self._full(candidates))
         if pending is not None:
-            tokens = demand_tokens(hint, self._fleet.tunables)
-            self._ledger.reserve(choice.replica_id, pending.metadata.internal_request_id, tokens, now_s)
-        return [[by_id[choice.replica_id]]]
+            self._desk.commit(choice, pending.metadata.internal_request_id, hint, now_s)
+            self._desk.decision_s.note(time.monotonic() - now_s)
+        return [[by_name[choice.replica_id]]]
+
+    def _named(self, candidates: list[RunningReplica]) -> tuple[Sequence[str], Mapping[str, RunningReplica]]:
+        """Names of the candidates; Serve passes the same list until they change."""
+        if self._ids is None or self._ids[0] is not candidates:
+            by_name = {replica.replica_id.unique_id: replica for replica in candidates}
+            self._ids = candidates, list(by_name), by_name
+        return self._ids[1], self._ids[2]
+
+    def _full(self, candidates: list[RunningReplica]) -> Collection[str]:
+        free = {replica.replica_id.unique_id for replica in self.select_available_replicas(candidates)}
+        return [name for name in self._named(candidates)[0] if name not in free]
 
     def _sweep(self, now_s: float) -> None:
         if now_s - self._swept_s > SWEEP_S:
             self._swept_s = now_s
-            self._ledger.sweep(now_s)
+            self._desk.sweep(now_s)
 
     def _warn(self, error: Exception) -> None:
         now_s = time.monotonic()
@@ -179,17 +140,18 @@ class RoomRouter(RequestRouter):
             self._warned_s = now_s
             logger.warning("routing failed, a random replica is used (this is a defect of vToken)", exc_info=error)
 
-    def on_request_routed(self, pending_request: PendingRequest, _replica_id: ReplicaID, _result: Any) -> None:
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, _result: Any) -> None:
         """Serve: the replica accepted the request."""
         try:
-            self._ledger.confirm(pending_request.metadata.internal_request_id)
+            request_id, hint = pending_request.metadata.internal_request_id, hint_of(pending_request)
+            self._desk.accepted(request_id, replica_id.unique_id, hint, time.monotonic())
         except Exception as error:  # noqa: BLE001  # total: an exception would hang the request
             self._warn(error)
 
-    def on_request_completed(self, _replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Serve: the request ended in any way."""
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Serve: the request, or an attempt that the replica refused, ended in any way."""
         try:
-            self._ledger.complete(internal_request_id)
+            self._desk.ended(internal_request_id, replica_id.unique_id)
         except Exception as error:  # noqa: BLE001  # total: an exception would hang the request
             self._warn(error)
 
@@ -203,8 +165,8 @@ def router_kwargs(settings: DeploymentSettings) -> dict[str, Any]:
     }
 
 
-def hint_of(pending: PendingRequest | None) -> RouteHint:
-    """The hint that the ingress passed as first argument, or an empty one."""
+def hint_of(pending: PendingRequest | None) -> RouteHint | None:
+    """The hint that the ingress passed as first argument; None for calls that generate nothing."""
     if pending is not None and pending.args and isinstance(pending.args[0], RouteHint):
         return pending.args[0]
-    return RouteHint()
+    return None

@@ -1,0 +1,47 @@
+"""Counts of how long things took, in plain integers: cheap to note, easy to publish. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+
+class Histogram:
+    """Numbers by upper bound, and their sum. Owner of its counts.
+
+    Args:
+        bounds: rising; what exceeds the last one is counted above it.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def note(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def count(self) -> int:
+        """Values noted."""
+        return sum(self._counts)
+
+    def quantile(self, share: float) -> float | None:
+        """The bound below which this share of the values lies; None without values, infinite above the last bound."""
+        wanted, seen = share * self.count, 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            seen += count
+            if count and seen >= wanted:
+                return bound
+        return None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON-ready: `count`, `sum`, and `at_most`: values up to each bound (each value counts once)."""
+        return {
+            "count": self.count,
+            "sum": self._sum,
+            "at_most": dict(zip(map(str, (*self._bounds, "inf")), self._counts, strict=True)),
+        }
