@@ -1,4 +1,4 @@
-"""`make cluster-tools`: the programs that `hosts.py` needs, installed where that is possible; else says what is missing.
+"""`make cluster-tools`: the programs that `hosts.py` needs, installed where that is possible; else it says what lacks.
 
 Never fails: without them the test of `ray up` is skipped, with the reason. Standard library only.
 """
