@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-
 from vtoken.core.errors import VTokenError
 from vtoken.serving.local import LocalFleet
-from vtoken.serving.status import StatusError, ask, fetch
+from vtoken.serving.status import StatusError, ask, client_of, fetch
 
 LOOK_S = 0.02
 """Between two looks while a drill waits for something."""
@@ -79,7 +77,7 @@ class World:
         self, url: str, local: LocalFleet | None = None, progress: Callable[[str], None] = lambda _line: None
     ) -> None:
         self.url = url.rstrip("/")
-        self.http = httpx.Client(base_url=self.url, timeout=120.0)
+        self.http = client_of(self.url, timeout_s=120.0)
         self.progress = progress
         self._local = local
         self.model: str = ask(self.http, "/v1/models", "data", list)["data"][0]["id"]

@@ -8,11 +8,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
-
 from vtoken.core.history import from_mapping
 from vtoken.serving.limits import check_request_id
-from vtoken.serving.status import StatusError, add_address, ask
+from vtoken.serving.status import StatusError, add_address, ask, client_of
 
 EXIT_UNKNOWN = 1
 
@@ -37,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if refusal is not None:
         raise StatusError(refusal.message)
     try:
-        with httpx.Client(base_url=arguments.address, timeout=TIMEOUT_S) as client:
+        with client_of(arguments.address, TIMEOUT_S) as client:
             answer = ask(client, f"/v1/vtoken/requests/{arguments.request}", "requests", dict)
     except StatusError as error:
         if error.code != "request_not_found":

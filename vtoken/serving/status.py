@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vtoken.core.errors import VTokenError
+
+KEY_VARIABLE = "VTOKEN_API_KEY"
+"""Environment variable with the key that `vtoken`'s own commands send."""
 
 LEVEL_STYLE = {"open": "green", "throttled": "yellow", "closed": "red"}
 
@@ -72,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(width=WIDE_AT)
     wide = console.width >= WIDE_AT
-    with httpx.Client(base_url=arguments.address, timeout=5.0) as client:
+    with client_of(arguments.address, timeout_s=5.0) as client:
         first = render(fetch(client), wide)
         if arguments.once:
             console.print(first)
@@ -81,6 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
             while True:
                 time.sleep(max(0.1, arguments.interval))
                 live.update(_next(client, wide), refresh=True)
+
+
+def client_of(address: str, timeout_s: float) -> httpx.Client:
+    """A client of a server, with the API key of the environment if there is one."""
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=address, timeout=timeout_s, headers=headers)
 
 
 def fetch(client: httpx.Client) -> dict[str, Any]:
