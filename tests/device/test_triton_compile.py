@@ -75,3 +75,19 @@ def test_the_reader_fits_and_uses_tensor_cores(kind, dim, capped):
     assert shared <= SHARED_BYTES
     if kind != "fp32":
         assert re.search(r"(?:w?g?mma)\S*\.(?:m16n8k16|m64n)", ptx), "no tensor cores"
+
+
+@pytest.mark.parametrize("kernel", ["_sums", "_mass"])
+def test_the_scorer_fits_and_uses_tensor_cores(kernel):
+    from vtoken.device import triton_mass
+
+    types = {
+        **dict.fromkeys(("query_ids", "slots", "ids"), "*i64"), **dict.fromkeys(("sums", "mass", "last"), "*fp32"),
+        **dict.fromkeys(("query", "cache"), "*bf16"), **dict.fromkeys(("scale", "weight"), "fp32"),
+    }  # fmt: skip
+    function = getattr(triton_mass, kernel)
+    types = {name: types.get(name, "i32") for name in function.arg_names}
+    ptx, shared = compiled(function, types, dim_tile=128, rows=triton_mass.ROWS, tile=triton_mass.KEYS,
+                           compute=triton_lang.tl.bfloat16)  # fmt: skip
+    assert shared <= SHARED_BYTES
+    assert re.search(r"(?:w?g?mma)\S*\.(?:m16n8k16|m64n)", ptx), "no tensor cores"

@@ -1,4 +1,4 @@
-"""The strict reader's kernel against float64: any layout, grouped heads, odd lengths, chunks, dead slots full of NaN."""
+"""The strict reader's kernel against float64: any layout, grouped heads, odd lengths, chunks, NaN in dead slots."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def check_paged(cache: torch.Tensor, name: str = "cache") -> PagedGeometry:
             "that lie apart from each other, at whole distances (vLLM's layouts LBNHC, LBHNC, LHBNC, BLHNC, BLNHC, "
             "BHLNC). Unset VLLM_KV_CACHE_LAYOUT."
         )
-    return PagedGeometry(blocks, heads, size, row, strides[0], strides[1], strides[2], cache.dtype)
+    head_stride = strides[1] if heads > 1 else row  # torch gives an only head any stride
+    return PagedGeometry(blocks, heads, size, row, strides[0], head_stride, strides[2], cache.dtype)
 
 
 def _apart(cache: torch.Tensor) -> bool:

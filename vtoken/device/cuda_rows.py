@@ -6,23 +6,18 @@
                                      visible [ 3 | 2 3 ]                  how many of them it sees: causal
 
 The device's buffers keep their addresses, so a captured graph replays with new contents; unused lines see nothing.
-The host's are a ring: one is written again when the event behind its copy to the device is done.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
 
 from vtoken.core.plan import Ints
-from vtoken.device.cuda_streams import Lane, Streams
+from vtoken.device.cuda_staging import HostRing
+from vtoken.device.cuda_streams import Streams
 from vtoken.device.errors import BadSlots
 from vtoken.device.strict_reader import StrictRows
-
-HOST_BUFFERS = 3
-"""Steps that the host may be ahead of the device before filling waits."""
 
 
 class DeviceRows:
@@ -37,11 +32,11 @@ class DeviceRows:
 
     def __init__(self, streams: Streams, max_slots: int, max_tokens: int) -> None:
         """Allocates everything."""
-        self._streams, self._sizes = streams, (max_slots, max_tokens, max_tokens, max_tokens)
+        self._sizes = (max_slots, max_tokens, max_tokens, max_tokens)
         total = sum(self._sizes)
         self._device = torch.zeros(total, dtype=torch.int64, device=streams.device)
         self.slots, self.tokens, self.begin, self.visible = self._device.split(self._sizes)
-        self._hosts = [(streams.host_buffer(total), streams.event()) for _ in range(HOST_BUFFERS)]
+        self._hosts = HostRing(streams, total)
         self.count = self.longest = 0
 
     def fill(self, rows: StrictRows) -> None:
@@ -56,23 +51,14 @@ class DeviceRows:
                 f"{len(rows.slots)} slots and {lines.shape[1]} query tokens for the strict reader, whose buffers hold "
                 f"{self._sizes[0]} and {self._sizes[1]}."
             )
-        host, event = self._next_host()
-        parts = [part.numpy() for part in host.split(self._sizes)]
+        parts = [part.numpy() for part in self._hosts.next().split(self._sizes)]
         parts[0][: len(rows.slots)] = rows.slots
         parts[3].fill(0)
         for part, line in zip(parts[1:], lines, strict=True):
             part[: len(line)] = line
-        self._streams.run(Lane.COMPUTE, lambda: self._device.copy_(host, non_blocking=True))
-        self._streams.record(Lane.COMPUTE, event)
+        self._hosts.send(self._device)
         self.count = lines.shape[1]
         self.longest = int(np.diff(rows.row_ptr).max(initial=0))
-
-    def _next_host(self) -> tuple[torch.Tensor, Any]:
-        host, event = self._hosts.pop(0)
-        if not self._streams.done(event):
-            self._streams.synchronize(event)
-        self._hosts.append((host, event))
-        return host, event
 
 
 def lines_of(rows: StrictRows) -> Ints:

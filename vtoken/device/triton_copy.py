@@ -64,14 +64,13 @@ class LayerTable:
 
 def _bytes_of(cache: torch.Tensor, one: PagedGeometry) -> list[int]:
     size = int(one.dtype.itemsize)
-    head_stride = one.head_stride if one.kv_heads > 1 else 0  # torch gives an only head any stride
-    strides = (one.block_stride, head_stride, one.token_stride)
+    strides = (one.block_stride, one.head_stride, one.token_stride)
     return [cache.data_ptr(), *(stride * size for stride in strides), one.kv_heads, one.row * size]
 
 
 def _unit(number: int) -> int:
-    """The largest power of two that divides it; 16 for zero, which all of them divide."""
-    return number & -number or 16
+    """The largest power of two that divides it."""
+    return number & -number
 
 
 def move(table: LayerTable, moves: torch.Tensor, count: int) -> None:
