@@ -64,7 +64,9 @@ BENCHMARKS: dict[str, tuple[str, Benchmark]] = {
     "idle": ("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
     "quality": ("Q11: perplexity, needle recall and ROUGE-L by policy and share of tokens kept", _quality),
     "reader": ("the strict reader against vLLM's own attention kernel", _of("reader")),
+    "routing": ("how long one routing decision takes, by size of the fleet; no engine", _of("routing")),
     "rows": ("a relocated row against one in blocks one after another, on vLLM's own attention kernel", _of("rows")),
+    "scoring": ("what policies pay for scores and choices while they decode, at interval 64", _of("scoring")),
     "soak": ("mixed traffic on a full pool, with aborts and preemptions: nothing leaks, no output is wrong", _soak),
     "speed": ("Q12: decoding with ample memory at half the tokens, against unmodified vLLM", _of("speed")),
 }

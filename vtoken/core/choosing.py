@@ -7,7 +7,8 @@ those with almost as much room (`vtoken.core.affinity`).
 A replica is *blind* when its reports can't be used: none, too old, unchanged for too long although requests are
 inside, or not trusted (`vtoken.core.trust`). It is scored by this router's own counters, as in power of two: it is
 taken when it has fewer of our requests than the best replica that can be seen (or as many, if that one has no
-room). So a fault of telemetry costs no more than that choice does. A *silent* one, blind and not answering or failing, comes last.
+room). So a fault of telemetry costs no more than that choice does. A *silent* one, blind and not answering or
+failing, comes last.
 """
 
 from __future__ import annotations
