@@ -11,7 +11,7 @@ from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView
 from vtoken.core.routing import RoutingTunables
 from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.serving import autoscaling
-from vtoken.serving.autoscaling import POLL_S, RoomPolicy, ViewFetcher, autoscaling_config, load_of
+from vtoken.serving.autoscaling import POLL_S, LoadFetcher, RoomPolicy, autoscaling_config, load_of
 from vtoken.serving.settings import DeploymentSettings
 
 
@@ -21,7 +21,7 @@ class Controller:
     def __init__(self):
         self.retired, self.asked = [], []
         self.retire = SimpleNamespace(remote=self.retired.append)
-        self.view = SimpleNamespace(remote=self._ask)
+        self.load = SimpleNamespace(remote=self._ask)
 
     def _ask(self):
         self.asked.append(Future())
@@ -59,19 +59,19 @@ def context(*alive, target=None, queued=0.0):
 
 def test_the_view_is_asked_for_without_waiting_and_what_retires_is_named_each_time():
     client = Client()
-    fetcher = ViewFetcher(client)
+    fetcher = LoadFetcher(client)
     assert fetcher.poll(None, 0.0) is None
     assert fetcher.poll("a", POLL_S / 2) is None
     assert (client.controller.retired, len(client.controller.asked)) == ([[]], 1)
-    client.controller.asked[0].set_result(view_of(a=1))
-    age_s, view = fetcher.poll("a", POLL_S)
-    assert (age_s, [r.replica_id for r in view.replicas]) == (POLL_S, ["a"])
+    client.controller.asked[0].set_result((view_of(a=1), 7))
+    age_s, view, waiting = fetcher.poll("a", POLL_S)
+    assert (age_s, [r.replica_id for r in view.replicas], waiting) == (POLL_S, ["a"], 7)
     assert client.controller.retired == [[], ["a"]]
 
 
 def test_an_answer_that_never_comes_is_asked_for_again_from_a_new_handle():
     client = Client()
-    fetcher = ViewFetcher(client)
+    fetcher = LoadFetcher(client)
     fetcher.poll(None, 0.0)
     fetcher.poll(None, autoscaling.ANSWER_TIMEOUT_S)
     assert (client.reconnects, len(client.controller.asked)) == (0, 1)
@@ -81,10 +81,10 @@ def test_an_answer_that_never_comes_is_asked_for_again_from_a_new_handle():
 
 def test_the_load_is_that_of_fresh_replicas_which_serve_runs():
     view = view_of(a=3, gone=9)
-    load = load_of(view, 0.5, context("a", "silent", queued=2.9), RoutingTunables(), 10)
+    load = load_of(view, 0.5, 4, context("a", "silent", queued=2.9), RoutingTunables(), 10)
     assert [(r.replica_id, r.running, r.room_share) for r in load.replicas] == [("a", 3, 1.0)]
-    assert (load.alive, load.target, load.queued) == (frozenset({"a", "silent"}), 2, 2)
-    assert load_of(view, 99.0, context("a"), RoutingTunables(), 10).replicas == ()
+    assert (load.alive, load.target, load.queued) == (frozenset({"a", "silent"}), 2, 6)
+    assert load_of(view, 99.0, 0, context("a"), RoutingTunables(), 10).replicas == ()
 
 
 def policy(monkeypatch, answer, **scaling):
@@ -104,7 +104,7 @@ def policy(monkeypatch, answer, **scaling):
 
 def test_grows_under_load_and_retires_when_it_is_gone(monkeypatch):
     shown = [view_of(a=9)]
-    made, now_s, retiring = policy(monkeypatch, lambda: (0.1, shown[0]))
+    made, now_s, retiring = policy(monkeypatch, lambda: (0.1, shown[0], 0))
     assert made(context("a")) == (1, {})
     now_s[0] = 5.0
     assert made(context("a")) == (2, {})
@@ -119,7 +119,7 @@ def test_grows_under_load_and_retires_when_it_is_gone(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "answer", [lambda: None, lambda: (60.0, view_of(a=9)), lambda: 1 / 0], ids=["none", "old", "error"]
+    "answer", [lambda: None, lambda: (60.0, view_of(a=9), 0), lambda: 1 / 0], ids=["none", "old", "error"]
 )
 def test_without_a_view_the_number_of_replicas_stays(monkeypatch, answer):
     made, now_s, _ = policy(monkeypatch, answer, up_delay_s=0)
@@ -160,4 +160,4 @@ def test_errors_name_the_key_as_the_operator_wrote_it():
 
 
 def test_an_empty_view_is_no_view():
-    assert load_of(FleetSnapshot(), 0.0, context("a"), RoutingTunables(), 10).replicas == ()
+    assert load_of(FleetSnapshot(), 0.0, 0, context("a"), RoutingTunables(), 10).replicas == ()

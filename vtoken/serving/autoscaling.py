@@ -45,8 +45,8 @@ SAID = frozenset({Reason.GROW, Reason.RETIRE, Reason.RETIRED, Reason.KEPT, Reaso
 """Reasons that are logged; the others repeat themselves ten times a second."""
 
 
-class ViewFetcher:
-    """The fleet view, fetched without waiting. Names what retires with every poll.
+class LoadFetcher:
+    """The fleet view and the length of all lines, fetched without waiting. Names what retires with every poll.
 
     Args:
         client: how to reach the controller.
@@ -56,10 +56,12 @@ class ViewFetcher:
         self._client = client
         self._pending: Any = None
         self._asked_s = float("-inf")
-        self._taken: tuple[float, FleetSnapshot] | None = None
+        self._taken: tuple[float, FleetSnapshot, int] | None = None
 
-    def poll(self, retiring: str | None, now_s: float) -> tuple[float, FleetSnapshot] | None:
-        """The last view and its age; None while there is none. Asks for the next one when it is time.
+    def poll(self, retiring: str | None, now_s: float) -> tuple[float, FleetSnapshot, int] | None:
+        """Age of the last view, the view, and requests that wait in ingresses; None while there is none.
+
+        Asks for the next one when it is time.
 
         Raises:
             Exception: whatever the controller or Ray raised; the next poll starts anew.
@@ -67,7 +69,7 @@ class ViewFetcher:
         pending = self._pending
         if pending is not None and pending.done():
             self._pending = None
-            self._taken = (self._asked_s, pending.result())
+            self._taken = (self._asked_s, *pending.result())
         elif pending is not None and now_s - self._asked_s > ANSWER_TIMEOUT_S:
             self._pending = None
             self._client.reconnect()
@@ -75,11 +77,11 @@ class ViewFetcher:
             self._asked_s = now_s
             controller = self._client.connect()
             controller.retire.remote([] if retiring is None else [retiring])
-            self._pending = controller.view.remote().future()
+            self._pending = controller.load.remote().future()
         if self._taken is None:
             return None
-        asked_s, view = self._taken
-        return now_s - asked_s, view
+        asked_s, view, waiting = self._taken
+        return now_s - asked_s, view, waiting
 
 
 class RoomPolicy:
@@ -95,7 +97,7 @@ class RoomPolicy:
     ) -> None:
         self._scaling, self._rules = ScalingRules(**scaling), FleetRules.from_mapping(rules)
         self._tunables, self._max_ongoing = RoutingTunables(**tunables), max_ongoing
-        self._fetcher: ViewFetcher | None = None
+        self._fetcher: LoadFetcher | None = None
         self._state = ScalingState()
         self._warned_s = float("-inf")
 
@@ -113,11 +115,12 @@ class RoomPolicy:
     def _decide(self, context: Any) -> int:
         now_s = time.monotonic()
         if self._fetcher is None:
-            self._fetcher = ViewFetcher(ControllerClient(context.app_name, self._rules))
+            self._fetcher = LoadFetcher(ControllerClient(context.app_name, self._rules))
         polled = self._fetcher.poll(self._state.retiring, now_s)
         if polled is None or polled[0] > VIEW_STALE_S:
             return int(context.target_num_replicas)
-        load = load_of(polled[1], polled[0], context, self._tunables, self._max_ongoing)
+        age_s, view, waiting = polled
+        load = load_of(view, age_s, waiting, context, self._tunables, self._max_ongoing)
         decision = decide(load, self._scaling, self._state, now_s)
         self._say(decision, load)
         self._state = decision.state
@@ -131,7 +134,7 @@ class RoomPolicy:
 
 
 def load_of(
-    view: FleetSnapshot, view_age_s: float, context: Any, tunables: RoutingTunables, max_ongoing: int
+    view: FleetSnapshot, view_age_s: float, waiting: int, context: Any, tunables: RoutingTunables, max_ongoing: int
 ) -> FleetLoad:
     """What the policy decides by: the fresh replicas of a view, and what Serve says about its own."""
     alive = frozenset(replica.unique_id for replica in context.running_replicas)
@@ -147,7 +150,7 @@ def load_of(
         )
         for replica in fresh
     )
-    queued = int(context.total_queued_requests or 0)
+    queued = waiting + int(context.total_queued_requests or 0)
     return FleetLoad(replicas, alive, int(context.target_num_replicas), queued, max_ongoing)
 
 

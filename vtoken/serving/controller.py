@@ -20,6 +20,7 @@ from typing import Any
 
 import ray
 
+from vtoken.core.autoscaling import Lines
 from vtoken.core.columns import FleetColumns, Membership
 from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView, Verdict
 from vtoken.core.telemetry import Heartbeat
@@ -42,6 +43,7 @@ class FleetController:
         self._fleet, self._app_name = FleetView(rules, began_s=time.time()), app_name
         self._tunables: dict[str, Any] = {}
         self._retiring: frozenset[str] = frozenset()
+        self._lines = Lines()
         self._last_use_s = time.monotonic()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -84,9 +86,15 @@ class FleetController:
         self._touch()
         return self._fleet.view(time.monotonic(), self._tunables)
 
-    async def columns(self, have: Membership | None) -> FleetColumns:
-        """The fleet now, for routers; see FleetView.columns."""
+    async def load(self) -> tuple[FleetSnapshot, int]:
+        """The fleet now, and how many requests wait in ingresses: for the autoscaling policy."""
+        return await self.view(), self._lines.waiting(time.monotonic())
+
+    async def columns(self, have: Membership | None, line: tuple[str, int] | None = None) -> FleetColumns:
+        """The fleet now, for routers; see FleetView.columns. An ingress also says its id and how many wait in it."""
         self._touch()
+        if line is not None:
+            self._lines.say(*line, time.monotonic())
         return self._fleet.columns(time.monotonic(), have, self._tunables)
 
     def _touch(self) -> None:
@@ -188,7 +196,7 @@ class ControllerClient:
         view: FleetSnapshot = await self._call("view")
         return view
 
-    async def columns(self, have: Membership | None) -> FleetColumns:
-        """The fleet now, for routers; see FleetView.columns."""
-        view: FleetColumns = await self._call("columns", have)
+    async def columns(self, have: Membership | None, line: tuple[str, int] | None = None) -> FleetColumns:
+        """The fleet now, for routers; see FleetController.columns."""
+        view: FleetColumns = await self._call("columns", have, line)
         return view
