@@ -5,18 +5,20 @@ import heapq
 import random
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from vtoken.core.admission import Admission, AdmissionLimits
+from vtoken.core.columns import FleetColumns, row_of, table_of
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
 from vtoken.core.gate_room import GateRoom, GateRules, gate_room
-from vtoken.core.pressure import Level
+from vtoken.core.pressure import Level, room_blocks
 from vtoken.core.rate_limit import RateLimit, RateMeter
 from vtoken.core.retry import ReleaseRate, Returns, retry_after_s
-from vtoken.core.routing import RoutingTunables
+from vtoken.core.routing import RoutingTunables, is_fresh
 from vtoken.core.rulings import Asked, Reason, Ruling
 from vtoken.core.telemetry import Snapshot
 from vtoken.core.waiting_line import Priority
@@ -125,10 +127,10 @@ def test_promises_are_kept_until_redeemed_or_lost(steps):
                 twin.remove(mine[0])
         now_s += seconds if what == "pass" else 0
         for name in (b"a", b"b"):
-            remaining_s = returns.remaining_s(name, now_s)
+            is_due = returns.is_due(name, now_s)
             twin = [entry for entry in twin if entry[0] + 3.0 >= now_s]
             due = [due_s for due_s, other in twin if other == name]
-            assert remaining_s == (max(0.0, min(due) - now_s) if due else None)
+            assert is_due == (bool(due) and min(due) <= now_s)
         assert len(returns) == len(twin)
 
 
@@ -140,16 +142,47 @@ def view(name="r", age_s=0.0, draining=False, **shot):
     return ReplicaView(name, age_s, Level.OPEN, draining, Snapshot(**shot))
 
 
+def columns(*views):
+    rows = [row_of(one.snapshot, 1, one.level, one.draining) for one in views]
+    ids = tuple(one.replica_id for one in views)
+    return FleetColumns((0.0, 1), ids, table_of(rows), np.array([one.age_s for one in views]))
+
+
+shots = st.builds(
+    Snapshot,
+    block_size_tokens=st.just(16),
+    capacity_blocks=st.just(100),
+    free_blocks=st.integers(0, 50),
+    reserved_blocks=st.integers(0, 20),
+    headroom_target_blocks=st.integers(0, 99),
+    reclaimable_blocks=st.integers(0, 30),
+    running_requests=st.integers(0, 2),
+)
+views = st.builds(ReplicaView, st.text(), st.sampled_from([0.0, 1.0, 3.0]), st.just(Level.OPEN), st.booleans(), shots)
+
+
+@given(st.lists(views, max_size=5), st.sampled_from([0.0, 0.5]), st.integers(1, 3))
+def test_the_table_gives_the_room_that_its_rows_give_one_by_one(views, age_s, ingresses):
+    tunables = RoutingTunables()
+    takers = [one for one in views if not one.draining]
+    free = sum(max(0.0, room_blocks(one.snapshot, tunables.confidence)) * 16 for one in takers)
+    used = sum((100 - one.snapshot.free_blocks - one.snapshot.reserved_blocks) * 16 for one in takers)
+    room = gate_room(columns(*views), age_s, tunables, 7, ingresses)
+    known = all(is_fresh(one, age_s, tunables) for one in takers)
+    assert (room.free_tokens, room.used_tokens) == ((free, used) if known else (None, 0.0))
+    assert (room.places, room.lives) == (-(-len(takers) * 7 // ingresses), bool(takers))
+
+
 def test_room_is_the_memory_of_all_replicas_and_a_share_of_the_places():
     views = [view("a"), view("b", free_blocks=40, private_blocks=60), view("c", draining=True)]
-    room = gate_room(views, 0.0, RoutingTunables(), max_ongoing=5, ingresses=3)
+    room = gate_room(columns(*views), 0.0, RoutingTunables(), max_ongoing=5, ingresses=3)
     assert room == GateRoom(places=4, free_tokens=140 * 16, used_tokens=60 * 16, ingresses=3)
-    assert not gate_room([view(draining=True)], 0.0, RoutingTunables(), 5, 1).lives
+    assert not gate_room(columns(view(draining=True)), 0.0, RoutingTunables(), 5, 1).lives
 
 
 @pytest.mark.parametrize("unknown", [view("b", age_s=9.0), view("b", capacity_blocks=0, free_blocks=0)])
 def test_memory_is_not_judged_while_a_replica_is_unknown_places_are(unknown):
-    room = gate_room([view("a"), unknown], 0.0, RoutingTunables(), 5, 1)
+    room = gate_room(columns(view("a"), unknown), 0.0, RoutingTunables(), 5, 1)
     assert (room.places, room.free_tokens) == (10, None)
     assert room.fits(10**9, 9, 10**9)
     assert not room.fits(1, 10, 0)
@@ -193,8 +226,7 @@ def test_a_full_line_refuses_with_a_time_and_the_client_that_keeps_it_gets_the_p
         line.ask(Asked(), ROOM, 0.0)
     refused = line.ask(Asked(mark=b"me"), ROOM, 0.0)
     assert (refused.ruling, refused.reason, refused.retry_after_s) == (Ruling.REFUSED, Reason.LINE_FULL, 5.0)
-    early = line.ask(Asked(mark=b"me"), ROOM, 4.25)
-    assert (early.reason, early.retry_after_s) == (Reason.EARLY, 0.75)
+    assert line.ask(Asked(mark=b"me"), ROOM, 4.25).reason is Reason.LINE_FULL
     line.leave(1, 4.5)
     line.grants(ROOM, 4.5)
     assert line.ask(Asked(mark=b"new"), ROOM, 4.9).reason is Reason.LINE_FULL

@@ -102,7 +102,7 @@ async def text_of(response):
 def test_full_replicas_are_a_429_with_retry_after():
     service, _ = front([BackPressureError(9, 8, status_code=429, retry_after_s=3.2)])
     response = asyncio.run(service.serve("chat", request()))
-    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+    assert (response.status_code, response.headers["retry-after"]) == (429, "4")
     assert json.loads(response.body)["error"]["code"] == "overloaded"
 
 

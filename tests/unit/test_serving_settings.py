@@ -178,7 +178,7 @@ def read(chunks, declared=None, max_bytes=1000):
             pulled.append(len(chunk))
             yield chunk
 
-    return asyncio.run(read_body(stream(), declared, max_bytes)), sum(pulled)
+    return asyncio.run(read_body(stream(), declared, max_bytes, timeout_s=60.0)), sum(pulled)
 
 
 def test_a_body_up_to_the_limit_is_read_whole():

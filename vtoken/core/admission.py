@@ -91,19 +91,17 @@ class Admission:
         return self._meter(asked, now_s).never(asked.tokens)
 
     def _enter(self, asked: Asked, room: GateRoom, now_s: float) -> Decision:
-        remaining_s = self._returns.remaining_s(asked.mark, now_s) if asked.mark else None
+        returned = self._returns.is_due(asked.mark, now_s)
         if not self._line and room.fits(asked.hold_tokens, len(self._inside), self._committed):
             self._returns.redeem(asked.mark)
             self._let_in(self._numbers, asked.hold_tokens, now_s)
             return self._decided(Ruling.ADMITTED, Reason.ROOM, self._numbers)
-        if remaining_s:
-            return self._decided(Ruling.REFUSED, Reason.EARLY, retry_after_s=remaining_s)
-        refusal = self._obstacle(asked, room, returned=remaining_s is not None, now_s=now_s)
-        if remaining_s is not None:
+        obstacle = self._obstacle(asked, room, returned, now_s)
+        if returned:
             self._returns.redeem(asked.mark)
-        if refusal is not None:
-            others = 0 if remaining_s is not None else len(self._returns)
-            return self._turned_away(refusal, asked.mark, room, now_s, others)
+        if obstacle is not None:
+            others = 0 if returned else len(self._returns)
+            return self._turned_away(obstacle, asked.mark, room, now_s, others)
         self._line.enter(
             Waiter(
                 self._numbers, asked.key, asked.priority, asked.tokens, asked.hold_tokens, asked.weight, now_s,
@@ -111,7 +109,7 @@ class Admission:
             )
         )  # fmt: skip
         self._rate.waiting(waits=True, now_s=now_s)
-        return self._decided(Ruling.WAITING, Reason.PLACE if remaining_s is None else Reason.RETURNED, self._numbers)
+        return self._decided(Ruling.WAITING, Reason.RETURNED if returned else Reason.PLACE, self._numbers)
 
     def _obstacle(self, asked: Asked, room: GateRoom, returned: bool, now_s: float) -> Reason | None:
         """Why a request may not wait; who comes back when told needs a place, anybody else one that is not promised."""

@@ -11,13 +11,14 @@ Memory is judged only while every replica that takes requests has a fresh report
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vtoken.core.checks import check_int, check_number
-from vtoken.core.fleet import ReplicaView
-from vtoken.core.pressure import room_blocks
-from vtoken.core.routing import RoutingTunables, is_fresh
+from vtoken.core.columns import COLUMNS, FleetColumns, Membership
+from vtoken.core.routing import RoutingTunables
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,69 @@ class GateRoom:
         return hold_tokens * self.ingresses <= self.free_tokens - promised
 
 
+class GateView:
+    """Owner of the last view that a gate was given.
+
+    Args:
+        tunables: until a view brings others.
+
+    Attributes:
+        membership: of the view, for whoever fetches the next one.
+        seen_s: when the view was asked for; -inf before the first one.
+    """
+
+    def __init__(self, tunables: RoutingTunables) -> None:
+        self._tunables = tunables
+        self._view: FleetColumns | None = None
+        self.membership: Membership | None = None
+        self.seen_s = float("-inf")
+
+    def take(self, view: FleetColumns, asked_s: float, tunables: RoutingTunables | None = None) -> None:
+        """Adopt a view that was asked for at `asked_s`."""
+        self._view, self.seen_s, self.membership = view, asked_s, view.membership
+        self._tunables = tunables or self._tunables
+
+    @property
+    def replicas(self) -> int:
+        """How many the view shows."""
+        return 0 if self._view is None else len(self._view.table)
+
+    @property
+    def pool_tokens(self) -> int | None:
+        """Tokens that the largest replica's blocks hold, less its headroom; None while that is not known of all."""
+        if self._view is None or not len(self._view.table):
+            return None
+        column = _columns(self._view)
+        blocks = column["capacity_blocks"] - column["headroom_target_blocks"]
+        known = bool((column["capacity_blocks"] > 0).all())
+        return int((blocks * column["block_size_tokens"]).max()) if known else None
+
+    def room(self, max_ongoing: int, ingresses: int, now_s: float) -> GateRoom:
+        """The room at `now_s`; `max_ongoing` is of one replica."""
+        if self._view is None:
+            return GateRoom(0, ingresses=ingresses, lives=False)
+        return gate_room(self._view, now_s - self.seen_s, self._tunables, max_ongoing, ingresses)
+
+
+def _columns(view: FleetColumns) -> dict[str, NDArray[np.int64]]:
+    return dict(zip(COLUMNS, view.table.T, strict=True))
+
+
 def gate_room(
-    views: Iterable[ReplicaView], view_age_s: float, tunables: RoutingTunables, max_ongoing: int, ingresses: int
+    view: FleetColumns, view_age_s: float, tunables: RoutingTunables, max_ongoing: int, ingresses: int
 ) -> GateRoom:
     """The room, from a view that was fetched `view_age_s` ago; `max_ongoing` is of one replica."""
-    takers = [view for view in views if not view.draining]
-    places = -(-len(takers) * max_ongoing // ingresses)
-    known = [view.snapshot for view in takers if is_fresh(view, view_age_s, tunables)]
-    if len(known) < len(takers) or any(shot.capacity_blocks <= 0 for shot in known):
-        return GateRoom(places, None, 0.0, ingresses, lives=bool(takers))
-    free = sum(max(0.0, room_blocks(shot, tunables.confidence)) * shot.block_size_tokens for shot in known)
-    used = sum(
-        (shot.capacity_blocks - shot.free_blocks - shot.reserved_blocks) * shot.block_size_tokens for shot in known
-    )
-    return GateRoom(places, free, used, ingresses, lives=bool(takers))
+    column = _columns(view)
+    takes = column["draining"] == 0
+    count = int(takes.sum())
+    places = -(-count * max_ongoing // ingresses)
+    busy = column["running_requests"] + column["waiting_requests"] > 0
+    fresh = view.age_s + view_age_s <= np.where(busy, tunables.stale_busy_s, tunables.stale_idle_s)
+    if not bool((fresh & (column["capacity_blocks"] > 0))[takes].all()):
+        return GateRoom(places, None, 0.0, ingresses, lives=count > 0)
+    owed = np.maximum(0, column["headroom_target_blocks"] - column["reserved_blocks"])
+    room = column["free_blocks"] + column["reclaimable_blocks"] * tunables.confidence - owed
+    used = column["capacity_blocks"] - column["free_blocks"] - column["reserved_blocks"]
+    tokens = np.where(takes, column["block_size_tokens"], 0)
+    free_tokens, used_tokens = float(np.maximum(0.0, room) @ tokens), float(used @ tokens)
+    return GateRoom(places, free_tokens, used_tokens, ingresses, lives=count > 0)

@@ -77,7 +77,7 @@ def retry_after_s(position: int, bound: int, per_second: float, least_s: float, 
 
 
 EARLY_S = 0.25
-"""A client may be so much too early: clocks and networks."""
+"""A client may be so much too early: clocks differ."""
 
 
 class Returns:
@@ -108,18 +108,15 @@ class Returns:
         self._of.setdefault(mark, []).append(self._numbers)
         heapq.heappush(self._queue, (due_s, self._numbers, mark))
 
-    def remaining_s(self, mark: bytes, now_s: float) -> float | None:
-        """Seconds until the promise to this client is due (0: now); None without a promise."""
+    def is_due(self, mark: bytes, now_s: float) -> bool:
+        """Whether a client with this mark is expected now. One that comes early counts as a new one: it may be."""
         while self._queue and self._queue[0][0] + self._grace_s < now_s:
             _, number, lost = heapq.heappop(self._queue)
             self._remove(number, lost)
-        if mark not in self._of:
-            return None
-        left_s = min(self._due_s[number] for number in self._of[mark]) - now_s
-        return 0.0 if left_s <= EARLY_S else left_s
+        return mark in self._of and min(self._due_s[number] for number in self._of[mark]) <= now_s + EARLY_S
 
     def redeem(self, mark: bytes) -> None:
-        """The client has come and is let in; without a promise nothing happens."""
+        """A client has come and is let in: its earliest promise is kept. Without one nothing happens."""
         if mark in self._of:
             self._remove(min(self._of[mark], key=self._due_s.__getitem__), mark)
 

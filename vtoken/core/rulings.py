@@ -28,7 +28,6 @@ class Reason(StrEnum):
     LINE_FULL = "line_full"  # refused: the line, with those who will come back, is full
     KEY_SHARE = "key_share"  # refused: its key holds as many places as are free
     WAIT_TOO_LONG = "wait_too_long"  # refused: it would wait for longer than `max_wait_s`
-    EARLY = "early"  # refused: it came back before it was told to
     TIMEOUT = "timeout"  # refused: it has waited for `max_wait_s`
     RATE = "rate"  # refused: the rate limit of its key
     NO_REPLICA = "no_replica"  # refused: no replica lives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from fastapi.responses import JSONResponse
 from ray.exceptions import RayActorError, RayTaskError
@@ -15,10 +16,12 @@ logger = logging.getLogger("ray.serve")
 
 
 def error_response(reply: ErrorReply) -> JSONResponse:
-    """An ErrorReply as HTTP."""
+    """An ErrorReply as HTTP. Retry-After is in whole seconds, rounded up: who comes earlier comes in vain."""
     headers = {}
     if reply.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(reply.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(reply.retry_after_s)))
+    if reply.status == 401:
+        headers["www-authenticate"] = "Bearer"
     return JSONResponse(reply.body, status_code=reply.status, headers=headers)
 
 

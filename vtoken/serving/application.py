@@ -56,7 +56,8 @@ def _engine_deployment(settings: DeploymentSettings) -> Any:
         name="engine",
         **count,
         max_ongoing_requests=replicas.max_ongoing_requests,
-        max_queued_requests=settings.limits.max_queued_requests,
+        # The gate lets in as many as fit; what it has let in must not be refused here while replicas come and go.
+        max_queued_requests=-1,
         ray_actor_options=options,
         health_check_period_s=replicas.health_check_period_s,
         health_check_timeout_s=replicas.health_check_timeout_s,

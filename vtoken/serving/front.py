@@ -15,16 +15,22 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from ray.serve.context import _get_global_client as get_global_client
 
 from vtoken.core.fleet import FleetSnapshot
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RoutingTunables, is_fresh
+from vtoken.serving.accept import Acceptor
+from vtoken.serving.access_log import open_log
+from vtoken.serving.admission import Gate
 from vtoken.serving.answers import error_response, failed, not_answered, unknown_request
 from vtoken.serving.broadcast import broadcast
 from vtoken.serving.controller import ControllerClient
 from vtoken.serving.dispatch import Dispatcher
 from vtoken.serving.journey import Fleet
-from vtoken.serving.limits import check_request, check_request_id, hint_for, parse_body, read_body
+from vtoken.serving.keys import open_door_warning
+from vtoken.serving.limits import check_request_id
+from vtoken.serving.openapi import document
 from vtoken.serving.replica import EXPLAIN_TIMEOUT_S
 from vtoken.serving.settings import DeploymentSettings
 
@@ -53,6 +59,8 @@ class Front:
         to_replicas = engine.options(stream=True).generate
         retry_after_s = settings.limits.retry_after_s
         self._dispatcher = Dispatcher(Fleet(to_replicas, settings.failover, retry_after_s, self._living))
+        self._gate = Gate(settings, controller)
+        self._acceptor = Acceptor(settings, self._gate, self._model_len)
         self._models: dict[str, Any] | None = None
         self._tuned = False
 
@@ -73,11 +81,10 @@ class Front:
 
     async def serve(self, kind: str, request: Request) -> Response:
         """One completion ("chat" or "completion"), unary or streaming; always answers in OpenAI's form."""
-        body = await self._accept(kind, request)
-        if isinstance(body, ErrorReply):
-            return error_response(body)
-        hint = hint_for(kind, body, self._settings.vtoken, self._settings.tunables)
-        return await self._dispatcher.answer(hint, kind, body)
+        accepted = await self._acceptor.accept(kind, request, self._settings.tunables)
+        if isinstance(accepted, ErrorReply):
+            return error_response(accepted)
+        return await self._dispatcher.answer(accepted.hint, kind, accepted.body)
 
     async def models(self) -> Response:
         """The served model; asked of a replica once, then remembered."""
@@ -108,8 +115,13 @@ class Front:
             "heartbeats_accepted_total": view.accepted_total,
             "heartbeats_rejected_total": dict(view.rejected_total),
             "router": dict(view.tunables),
+            "admission": self._gate.report(),
             "failovers_total": self._dispatcher.failovers_total,
         })  # fmt: skip
+
+    async def openapi(self) -> Response:
+        """See `openapi.document`."""
+        return JSONResponse(document(self._settings.served_model_name, self._settings.limits))
 
     async def explain(self, request_id: str) -> Response:
         """What was decided about a request, asked of all replicas: which one served it is not kept here."""
@@ -147,15 +159,37 @@ class Front:
             return view
         return None
 
-    async def _accept(self, kind: str, request: Request) -> dict[str, Any] | ErrorReply:
-        limits, headers = self._settings.limits, request.headers
-        raw = await read_body(request.stream(), headers.get("content-length"), limits.max_body_bytes)
-        if isinstance(raw, ErrorReply):
-            return raw
-        body = parse_body(raw, headers.get("content-type"))
-        if isinstance(body, ErrorReply):
-            return body
-        return check_request(kind, body, self._settings.served_model_name) or body
+    def _model_len(self) -> int | None:
+        """The model's longest context: configured, or as `/v1/models` said when it was last asked."""
+        if "max_model_len" in self._settings.engine:
+            return int(self._settings.engine["max_model_len"])
+        card = self._models["data"][0] if self._models else {}
+        found = card.get("max_model_len")
+        return found if isinstance(found, int) else None
+
+
+async def alive() -> Response:
+    """This process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+def prepare(settings: DeploymentSettings) -> None:
+    """What an ingress process does once: open the access log, and say if anybody may come in.
+
+    Raises:
+        ConfigError: the log can't be written.
+    """
+    open_log(settings.access_log)
+    warning = open_door_warning(settings.auth, _http_host())
+    if warning is not None:
+        logger.warning("%s", warning)
+
+
+def _http_host() -> str | None:
+    """Where Serve's proxies listen; None if that can't be known."""
+    with contextlib.suppress(Exception):
+        return str(get_global_client().http_config.host)
+    return None
 
 
 async def _outcome(response: Any) -> Any:

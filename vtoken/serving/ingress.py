@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
@@ -17,9 +17,11 @@ from starlette.exceptions import HTTPException
 from vtoken.core.replies import ErrorReply
 from vtoken.serving.answers import error_response, http_error_reply
 from vtoken.serving.controller import ControllerClient
-from vtoken.serving.front import Front
+from vtoken.serving.front import Front, alive, prepare
+from vtoken.serving.keys import KeyRing
 from vtoken.serving.metrics import start_ingress_metrics
 from vtoken.serving.settings import DeploymentSettings
+from vtoken.serving.visit import unrouted, visit
 
 logger = logging.getLogger("ray.serve")
 
@@ -32,7 +34,7 @@ async def on_http_exception(request: Request, error: HTTPException) -> Response:
     reply = http_error_reply(error.status_code, request.method, request.url.path, str(error.detail))
     response = error_response(reply)
     response.headers.update(error.headers or {})
-    return response
+    return unrouted(request, response)
 
 
 @app.exception_handler(Exception)
@@ -54,7 +56,9 @@ class Ingress:
     def __init__(self, engine: DeploymentHandle[Any], settings: DeploymentSettings) -> None:
         context = serve.get_replica_context()
         controller = ControllerClient(context.app_name, settings.rules)
+        self._keys = KeyRing(settings.auth)
         self._front = Front(engine, settings, controller)
+        prepare(settings)
         start_ingress_metrics(context, settings)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -64,34 +68,39 @@ class Ingress:
     @app.post("/v1/chat/completions")
     async def chat(self, request: Request) -> Response:
         """OpenAI chat completions."""
-        return await self._front.serve("chat", request)
+        return await visit(request, self._keys, lambda: self._front.serve("chat", request))
 
     @app.post("/v1/completions")
     async def completion(self, request: Request) -> Response:
         """OpenAI completions."""
-        return await self._front.serve("completion", request)
+        return await visit(request, self._keys, lambda: self._front.serve("completion", request))
 
     @app.get("/v1/models")
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         """OpenAI's list of models."""
-        return await self._front.models()
+        return await visit(request, self._keys, self._front.models)
 
     @app.get("/health")
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """Live: this process answers."""
-        return JSONResponse({"status": "ok"})
+        return await visit(request, None, alive)
 
     @app.get("/ready")
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         """Ready: at least one replica is fresh."""
-        return await self._front.ready()
+        return await visit(request, None, self._front.ready)
+
+    @app.get("/openapi.json")
+    async def openapi(self, request: Request) -> Response:
+        """What this server takes and answers, as an OpenAPI document."""
+        return await visit(request, self._keys, self._front.openapi)
 
     @app.get("/v1/vtoken/fleet")
-    async def fleet(self) -> Response:
+    async def fleet(self, request: Request) -> Response:
         """The fleet, in the dashboards' words."""
-        return await self._front.fleet()
+        return await visit(request, self._keys, self._front.fleet)
 
     @app.get("/v1/vtoken/requests/{request_id}")
-    async def explain(self, request_id: str) -> Response:
+    async def explain(self, request: Request, request_id: str) -> Response:
         """What was decided about a request, and why."""
-        return await self._front.explain(request_id)
+        return await visit(request, self._keys, lambda: self._front.explain(request_id))

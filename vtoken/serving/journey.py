@@ -32,6 +32,7 @@ from vtoken.core.failover import Failover, FailoverRules, Losses
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RouteHint
 from vtoken.core.transcript import News, NotResumable, Resume, Transcript
+from vtoken.serving import visit
 from vtoken.serving.answers import failed
 
 logger = logging.getLogger("ray.serve")
@@ -155,7 +156,7 @@ class Journey:
         call = self._fleet.generate.remote(self._hint, self._kind, self._body, resume)
         self._replica_id, self._ended = "", False
         try:
-            self._replica_id = await self._accepted(call)
+            self._replica_id = visit.current().record.replica = await self._accepted(call)
             async for what, value, news in call:
                 item = self._taken(what, value, news)
                 if item is not None:

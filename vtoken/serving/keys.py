@@ -235,10 +235,13 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def open_door_warning(settings: AuthSettings, host: str | None) -> str | None:
-    """What to say when anybody who reaches this machine may use it; None if that can't be or keys are required."""
+    """What to say when anybody may use this machine; None if nobody else reaches it, or keys are required.
+
+    `host` is None where the address is not known.
+    """
     if settings.required or host in LOOPBACK:
         return None
     return (
-        f"NO AUTHENTICATION: this server listens on {host or 'all interfaces'} and answers anybody. "
+        f"NO AUTHENTICATION: this server listens on {host or 'an unknown address'} and answers anybody. "
         "Set auth.keys_file or auth.keys_env, or http_options.host: 127.0.0.1."
     )

@@ -5,6 +5,7 @@ What the model's own limits say (prompt length, sampling ranges) is the engine's
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -14,6 +15,7 @@ from vtoken.core.config import Variant, VTokenConfig, parse_request_options
 from vtoken.core.errors import ConfigError
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint, RoutingTunables, context_tokens
+from vtoken.serving.limit_settings import LimitSettings
 
 BYTES_PER_TOKEN = 4
 """Rough length of a token in UTF-8; only routing depends on it."""
@@ -35,14 +37,26 @@ def check_request_id(request_id: str) -> ErrorReply | None:
     return ErrorReply(400, f"The request id is not valid: allowed is {allowed}.", "request_id", "invalid_value")
 
 
-async def read_body(chunks: AsyncIterator[bytes], declared: str | None, max_bytes: int) -> bytes | ErrorReply:
+async def read_body(
+    chunks: AsyncIterator[bytes], declared: str | None, max_bytes: int, timeout_s: float
+) -> bytes | ErrorReply:
     """The body, holding never more than `max_bytes` of it.
 
     Args:
         chunks: the body as it arrives (also for chunked transfer, where nothing is declared).
         declared: the Content-Length header, or None.
         max_bytes: the limit.
+        timeout_s: for the whole of it.
     """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_body(chunks, declared, max_bytes)
+    except TimeoutError:
+        message = f"The request body has not arrived within {timeout_s} s (limits.body_timeout_s of this deployment)."
+        return ErrorReply(408, message, code="body_timeout")
+
+
+async def _read_body(chunks: AsyncIterator[bytes], declared: str | None, max_bytes: int) -> bytes | ErrorReply:
     too_large = ErrorReply(
         413,
         f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes of this deployment).",
@@ -123,6 +137,59 @@ def _check_lengths(body: Mapping[str, Any]) -> ErrorReply | None:
     if "stream" in body and not isinstance(body["stream"], bool | None):
         return ErrorReply(400, f"`stream` is {body['stream']!r}; true or false.", "stream", "invalid_value")
     return None
+
+
+def check_limits(body: Mapping[str, Any], limits: LimitSettings) -> ErrorReply | None:
+    """What a request asks for beyond the deployment's limits; what is of the wrong type is the engine's to refuse."""
+    for key in ("max_tokens", "max_completion_tokens"):
+        if limits.max_tokens is not None and _count(body.get(key)) > limits.max_tokens:
+            return _beyond(key, body[key], "max_tokens", limits.max_tokens)
+    answers = body.get("n")
+    if answers is not None and _count(answers) < 1:
+        return ErrorReply(400, f"`n` is {_shown(answers)}; it must be an integer from 1.", "n", "invalid_value")
+    for key, value, name in (
+        ("n", _count(answers), "max_n"),
+        ("stop", _length(body.get("stop")), "max_stop"),
+        ("prompt", prompts_of("completion", body), "max_prompts"),
+    ):
+        if value > getattr(limits, name):
+            return _beyond(key, value, name, getattr(limits, name))
+    return None
+
+
+def _beyond(key: str, value: int, name: str, most: int) -> ErrorReply:
+    what = f"`{key}` is {_shown(value)}" if key not in {"stop", "prompt"} else f"`{key}` has {value} entries"
+    return ErrorReply(400, f"{what}; the most is {most} (limits.{name} of this deployment).", key, "over_limit")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:40]
+
+
+def _count(value: object) -> int:
+    """An integer, or 0 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
+def prompts_of(kind: str, body: Mapping[str, Any]) -> int:
+    """How many prompts a request holds: 1, but for a completion with a list of texts or of lists of token ids."""
+    prompt = body.get("prompt")
+    if kind != "completion" or not isinstance(prompt, list) or all(isinstance(entry, int) for entry in prompt):
+        return 1
+    return len(prompt)
+
+
+def counted_tokens(prompt: object) -> int:
+    """Length of the longest prompt that is given as token ids; 0 for text, which only the engine can count."""
+    if not isinstance(prompt, list):
+        return 0
+    if all(isinstance(entry, int) for entry in prompt):
+        return len(prompt)
+    return max((len(entry) for entry in prompt if isinstance(entry, list)), default=0)
 
 
 def hint_for(kind: str, body: Mapping[str, Any], config: VTokenConfig, tunables: RoutingTunables) -> RouteHint:

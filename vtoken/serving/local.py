@@ -93,6 +93,11 @@ class LocalFleet:
         """Where the ingress listens."""
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def logs(self) -> Path:
+        """Where the fleet's processes write their logs, Serve's below `serve`."""
+        return Path(self._own_dir or self._ray_dir or "") / "session_latest" / "logs"
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -237,7 +242,7 @@ class LocalFleet:
         raise StartError(f"the application cannot start: {' '.join(reasons)[-2000:]} {self._log_hint()}")
 
     def _log_hint(self) -> str:
-        return f"logs: {self._own_dir or self._ray_dir}/session_latest/logs/serve"
+        return f"logs: {self.logs}/serve"
 
     def _set_environment(self) -> None:
         wanted = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
