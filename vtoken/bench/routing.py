@@ -1,8 +1,8 @@
 """`vtoken bench routing`: how long one decision takes, by size of the fleet. The pure core; no Ray, no engine.
 
-A fleet in mid-work: every replica holds requests of this router and of others, some are full, some throttled. Timed one
-by one are the decision, the entry of its consequence (`commit`), the end of a request, and the adoption of a whole view,
-which happens 20 times a second and not per request. With affinity: every request has a beginning of 16 marks that two
+A fleet in mid-work: every replica holds requests of this router and of others, some are full, some throttled. Timed are
+the decision, the entry of its consequence (`commit`), the end of a request, and the adoption of a whole view, which
+happens 20 times a second and not per request. With affinity: every request has a beginning of 16 marks that two
 replicas know.
 """
 
@@ -35,10 +35,10 @@ CAPACITY = 4096
 def run(_model: str, console: Console, quick: bool = False) -> Outcome:
     """Time decisions; passes if the medians hold their bars."""
     rounds = 300 if quick else 3000
-    values = {f"replicas_{count}": _measure(count, rounds, console) for count in SIZES}
-    values["bars_p50_us"] = BARS_US
-    passed = all(values[f"replicas_{count}"]["decide_p50_us"] <= bar for count, bar in BARS_US.items())
-    return Outcome("routing", passed, values)
+    found = {count: _measure(count, rounds, console) for count in SIZES}
+    passed = all(found[count]["decide_p50_us"] <= bar for count, bar in BARS_US.items())
+    values = {f"replicas_{count}": times for count, times in found.items()}
+    return Outcome("routing", passed, {**values, "bars_p50_us": BARS_US})
 
 
 def _measure(count: int, rounds: int, console: Console) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class RoutingTunables:
         typical_demand_tokens: assumed demand of a running request that this router did not send.
         room_tie_share: rooms closer than this share of capacity count as equal; fewest in flight decides.
         budget_slack_tokens: live tokens above the budget between two decisions of a policy.
+        chunk_tokens: largest chunk of a prompt that an engine computes at once; 0: prompts are computed whole, or it is
+            not known.
         affinity_room_share: a replica that has the beginning of the prompt, or the session, is taken if it has room
             and lacks at most this share of the capacity against the best; 0 switches affinity off.
     """
@@ -75,6 +77,7 @@ class RoutingTunables:
     typical_demand_tokens: int = 512
     room_tie_share: float = 0.05
     budget_slack_tokens: int = 64
+    chunk_tokens: int = 0
     affinity_room_share: float = 0.25
 
     def __post_init__(self) -> None:
@@ -84,7 +87,7 @@ class RoutingTunables:
             check_number(key, getattr(self, key), 0.0, 1.0)
         for key in ("stale_busy_s", "stale_idle_s"):
             check_number(key, getattr(self, key), 0.05, 600.0)
-        for key in ("expected_output_tokens", "typical_demand_tokens", "budget_slack_tokens"):
+        for key in ("expected_output_tokens", "typical_demand_tokens", "budget_slack_tokens", "chunk_tokens"):
             check_int(key, getattr(self, key), 0, MAX_TOKENS)
 
     @classmethod

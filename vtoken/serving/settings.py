@@ -231,10 +231,19 @@ class DeploymentSettings:
 
     @property
     def tunables(self) -> RoutingTunables:
-        """`router` as it works: a variant that reclaims nothing has no use for confidence in reclaiming."""
-        if self.vtoken.variant is Variant.VTOKEN:
-            return self.router
-        return replace(self.router, confidence=0.0)
+        """`router` as it works, which depends on the engines.
+
+        A variant that reclaims nothing has no use for confidence in reclaiming, nor an engine without a prefix cache
+        for affinity.
+        """
+        changed: dict[str, Any] = {}
+        if self.vtoken.variant is not Variant.VTOKEN:
+            changed["confidence"] = 0.0
+        if not self.engine.get("enable_prefix_caching", True):
+            changed["affinity_room_share"] = 0.0
+        if not self.router.chunk_tokens and self.engine.get("enable_chunked_prefill", True):
+            changed["chunk_tokens"] = self.engine.get("max_num_batched_tokens", 0)
+        return replace(self.router, **changed)
 
     @property
     def rules(self) -> FleetRules:
