@@ -11,14 +11,13 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from vtoken.core.affinity import BYTES_PER_TOKEN
 from vtoken.core.config import Variant, VTokenConfig, parse_request_options
 from vtoken.core.errors import ConfigError
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint, RoutingTunables, context_tokens
+from vtoken.serving.hints import prefix_of, session_of
 from vtoken.serving.limit_settings import LimitSettings
-
-BYTES_PER_TOKEN = 4
-"""Rough length of a token in UTF-8; only routing depends on it."""
 
 DRAIN_FACTOR = 32
 """An oversized body is read to its end (and thrown away) up to this many times the limit, so that clients that
@@ -206,23 +205,35 @@ def hint_for(kind: str, body: Mapping[str, Any], config: VTokenConfig, tunables:
     max_tokens = next((v for v in limits if isinstance(v, int) and not isinstance(v, bool)), 0)
     prompt_tokens, max_tokens = text_bytes // BYTES_PER_TOKEN + 1, max(0, max_tokens)
     total = context_tokens(prompt_tokens, max_tokens, tunables)
-    return RouteHint(prompt_tokens, max_tokens, _budget_tokens(body.get("vtoken"), config, prompt_tokens, total))
+    cached = tunables.affinity_room_share > 0
+    return RouteHint(
+        prompt_tokens,
+        max_tokens,
+        *_kept_tokens(body.get("vtoken"), config, prompt_tokens, total, tunables.chunk_tokens),
+        prefix_of(kind, body) if cached else (),
+        session_of(body) if cached else None,
+    )
 
 
-def _budget_tokens(raw: object, config: VTokenConfig, prompt_tokens: int, total_tokens: int) -> int | None:
-    """Live tokens whose memory a request with these options keeps; None when it keeps all of it.
+def _kept_tokens(
+    raw: object, config: VTokenConfig, prompt_tokens: int, total_tokens: int, chunk_tokens: int
+) -> tuple[int | None, int | None]:
+    """Live tokens whose memory a request with these options keeps, and the most of its prompt that lie there at once;
+    None where it keeps all of it.
 
     Hidden tokens keep their memory in any variant but `vtoken` (naive gives back wholly dead blocks, which is luck).
     """
     if config.variant is not Variant.VTOKEN:
-        return None
+        return None, None
     try:
         options = parse_request_options(raw, config.policy)
     except (ConfigError, ValueError, RecursionError):
         options = config.policy  # the replica refuses the request; where it goes does not matter
     if not options.evicts or prompt_tokens < options.min_prompt_tokens:
-        return None
-    return options.budget_tokens or options.target_tokens(total_tokens)
+        return None, None
+    peak = options.peak_tokens(prompt_tokens, chunk_tokens or None)
+    budget = options.budget_tokens or options.target_tokens(total_tokens)
+    return budget, None if peak >= prompt_tokens else peak
 
 
 def _text_bytes(value: object, depth: int = 0) -> int:
