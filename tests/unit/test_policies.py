@@ -214,11 +214,13 @@ def test_the_ledger_is_its_dictionary_twin(steps: list[tuple[str, int]], random:
 # ---- The page and the example ---------------------------------------------------------------------------------------
 
 
-def test_the_page_lists_what_is_shipped() -> None:
+def test_the_page_and_the_readme_list_what_is_shipped() -> None:
     shipped = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8").split("## Shipped")[1].split("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \|(?:.*\|)? (\w+) \|$", shipped, re.MULTILINE))
     needs = {name: needs_of(load_policy(name)).value for name in SHIPPED}
     assert rows == {**needs, "none": "nothing"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Policies")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|[^|]+\|$", readme, re.MULTILINE)) == sorted(["policy", *SHIPPED])
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "keep_every_other.py", "test_keep_every_other.py"])
