@@ -21,9 +21,10 @@ class Controller:
     """Says what it is told to; None: it is dead."""
 
     def __init__(self, replicas=1):
-        self.replicas = replicas
+        self.replicas, self.lines = replicas, {}
 
-    async def columns(self, _membership):
+    async def columns(self, _membership, line):
+        self.lines.update([line])
         if self.replicas is None:
             raise TimeoutError
         shot = Snapshot(block_size_tokens=16, capacity_blocks=100, free_blocks=100)
@@ -150,6 +151,23 @@ def test_without_a_controller_the_configured_replicas_count_and_their_share_of_i
         await tasks[2]
 
     asyncio.run(scenario())
+
+
+def test_the_controller_hears_how_many_wait():
+    async def scenario():
+        controller = Controller()
+        this = gate(controller)
+        tasks = await entered(this, 5)
+        while list(controller.lines.values()) != [3]:
+            await asyncio.sleep(0.01)
+        for task in tasks[:2]:
+            task.result().leave()
+        for task in tasks[2:]:
+            (await task).leave()
+        while list(controller.lines.values()) != [0]:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20.0))
 
 
 def test_a_rate_limit_is_a_429_that_names_key_and_setting():

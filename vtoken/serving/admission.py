@@ -41,14 +41,16 @@ class GateFeed(Poller):
         client: how to reach the controller.
         poll_s: between two polls while requests come or wait.
         view: gets the views.
+        waiting: how many wait in this ingress, which the controller wants to know.
     """
 
-    def __init__(self, client: ControllerClient, poll_s: float, view: GateView) -> None:
+    def __init__(self, client: ControllerClient, poll_s: float, view: GateView, waiting: Callable[[], int]) -> None:
         super().__init__(poll_s)
-        self._client, self._view = client, view
+        self._client, self._view, self._waiting = client, view, waiting
+        self._name = os.urandom(8).hex()
 
     async def fetch(self, asked_s: float) -> None:
-        columns = await self._client.columns(self._view.membership)
+        columns = await self._client.columns(self._view.membership, (self._name, self._waiting()))
         self._view.take(columns, asked_s, tunables_of(columns.tunables))
 
 
@@ -81,7 +83,6 @@ class Gate:
     ) -> None:
         self._settings, self._clock = settings, clock
         self._view = GateView(settings.tunables)
-        self._feed = GateFeed(controller, settings.heartbeat.poll_s, self._view)
         limits = settings.limits
         self._admission = Admission(
             AdmissionLimits(
@@ -94,6 +95,8 @@ class Gate:
             ),
             settings.admission,
         )
+        poll_s = settings.heartbeat.poll_s
+        self._feed = GateFeed(controller, poll_s, self._view, lambda: self._admission.waiting)
         self._waiting: dict[int, asyncio.Future[Decision]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._salt = os.urandom(16)
