@@ -118,7 +118,7 @@ def start_controller_metrics(
 def start_ingress_metrics(context: ReplicaContext, settings: DeploymentSettings) -> MetricsThread:
     """Publish what an ingress has counted."""
     common = {"application": context.app_name, "ingress": context.replica_id.unique_id}
-    wanted = [Reading("wanted_replicas", settings.replicas.count)]
+    wanted = [Reading("wanted_replicas", settings.fewest_replicas)]
     return start_metrics(Source.INGRESS, common, lambda: wanted)
 
 
