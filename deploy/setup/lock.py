@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = Path(__file__).resolve().parent
-EXTRAS = {"cpu": "cpu,dev,dashboards", "gpu": "gpu,dev,dashboards"}
+EXTRAS = {"cpu": "cpu,dev,dashboards,bench", "gpu": "gpu,dev,dashboards,bench"}
 HEADER = """\
 # Exact versions of everything in the {kind} environment. Written by `make lock`; do not edit.
 # No local parts such as +cpu: a constraint without one accepts every build of that version.

@@ -16,6 +16,7 @@ from rich.console import Console
 from vtoken.bench import quality, quality_report
 from vtoken.bench.quality import MIDDLE, Measurement, Results, ordering_as_published, outcome, unmonotone
 from vtoken.bench.quality_engine import FULL_CACHE, Case
+from vtoken.bench.quality_reasons import LOOKING, Changed, Experiments
 from vtoken.bench.quality_scores import Likeness, Perplexity, falls, longest_common, perplexity, rouge_l
 from vtoken.bench.quality_texts import CHUNK_TOKENS, QUESTION, Needle, Texts
 from vtoken.core.config import PolicyOptions
@@ -96,6 +97,43 @@ def test_cases_are_valid_options() -> None:
     assert (prefill.between_chunks, decode.between_chunks) == (True, False)
     assert prefill.keep_ratio == decode.keep_ratio == 0.3
     assert not PolicyOptions().override(FULL_CACHE.prefill()).evicts
+
+
+def test_a_changed_case_differs_in_its_own_options_alone() -> None:
+    plain, changed = Case("h2o", 0.5), Changed("h2o", 0.5, (("between_chunks", False), ("protect_recent", 99)))
+    assert changed.prefill() == {**plain.prefill(), "between_chunks": False, "protect_recent": 99}
+    assert PolicyOptions().override(changed.prefill()).evicts
+    assert changed != plain
+
+
+class FakeEngine:
+    """Answers by the case alone."""
+
+    live = (10, 30)
+
+    def recall(self, needles: list[Needle], case: Case) -> list[bool]:
+        return [index < len(case.policy) for index in range(len(needles))]
+
+    def surprises(self, texts: list[list[int]], case: Case) -> list[np.ndarray]:
+        recent = PolicyOptions().override(case.prefill()).protect_recent
+        return [np.full(10, math.log(recent)) for _ in texts]
+
+    def read(self, text: list[int], case: Case, tokens: int) -> None:
+        pass
+
+
+def test_experiments_say_what_they_found_by_policy() -> None:
+    experiments = Experiments([[0] * 100] * 2, TEXTS.needles(12, 320, 960), 0.5, Console(quiet=True))
+    engine = FakeEngine()
+    experiments.asked(engine, ["tova", "random"])
+    experiments.layers(engine)
+    experiments.recent(engine)
+    experiments.position(engine, ["h2o"])
+    found = experiments.found
+    assert found.asked == {"tova": 4, "random": 6}
+    assert (found.layers_perplexity["h2o"], found.layers_needles["h2o"]) == (32, 3)
+    assert found.recent == dict.fromkeys(LOOKING, 25)
+    assert found.position == {"h2o": 0.2}
 
 
 # ---- scores ---------------------------------------------------------------------------------------------------------

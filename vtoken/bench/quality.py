@@ -16,7 +16,7 @@ keeping more doesn't hurt. Which policy is better than which is reported, not re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rich.console import Console
 from vtoken.bench import quality_report
 from vtoken.bench.command import Outcome
 from vtoken.bench.quality_engine import FULL_CACHE, Case, QualityEngine, quality_engine
+from vtoken.bench.quality_reasons import EVERY_LAYER, Experiments, Reasons
 from vtoken.bench.quality_scores import MONOTONE_TOLERANCE, Likeness, Perplexity, falls, perplexity, rouge_l
 from vtoken.bench.quality_texts import Texts
 from vtoken.core.policies import policy_names
@@ -52,6 +53,7 @@ class Scale:
         needle_ratios: for FEW, besides MIDDLE.
         chats, chat_tokens: answers, and tokens in each.
         all_policies: or FEW, where perplexity is not what is measured.
+        reasons: also do the experiments of quality_reasons.
     """
 
     ratios: tuple[float, ...]
@@ -65,10 +67,11 @@ class Scale:
     chats: int
     chat_tokens: int
     all_policies: bool
+    reasons: bool
 
 
-FULL = Scale((0.7, 0.5, 0.3), 3, 1024, 1, 4096, 20, (512, 1536), (0.7, 0.3), 6, 160, all_policies=True)
-QUICK = Scale((0.7, 0.3), 1, 512, 0, 0, 5, (512, 512), (), 2, 64, all_policies=False)
+FULL = Scale((0.7, 0.5, 0.3), 3, 1024, 1, 4096, 20, (512, 1536), (0.7, 0.3), 6, 160, all_policies=True, reasons=True)
+QUICK = Scale((0.7, 0.3), 1, 512, 0, 0, 5, (512, 512), (), 2, 64, all_policies=False, reasons=False)
 
 
 @dataclass(slots=True)
@@ -79,6 +82,7 @@ class Results:
     recall: dict[Case, list[bool]] = field(default_factory=dict)
     likeness: dict[Case, Likeness] = field(default_factory=dict)
     identity: dict[str, Any] = field(default_factory=dict)
+    reasons: Reasons = field(default_factory=Reasons)
     faults: list[str] = field(default_factory=list)
 
 
@@ -94,6 +98,8 @@ class Measurement:
         self._long = texts.passages(scale.long_texts, scale.long_tokens)
         self._needles = texts.needles(scale.needles, *scale.needle_tokens)
         self._chats = texts.chats(scale.chats)
+        self._experiments = Experiments(self._passages, self._needles, MIDDLE, console)
+        self.results.reasons = self._experiments.found
 
     def perplexities(self, engine: QualityEngine) -> None:
         """Every policy at every ratio; on long texts FEW, at the lower ratios."""
@@ -129,6 +135,16 @@ class Measurement:
             score = float(np.mean([rouge_l(*pair) for pair in zip(answers, full, strict=True)]))
             self.results.likeness[case] = Likeness(score, engine.kept)
             self._log(f"ROUGE-L, {case}: {self.results.likeness[case]}")
+
+    def reasons(self, engine: QualityEngine) -> None:
+        """Experiments on an engine like the others'."""
+        self._experiments.asked(engine, self._names)
+        self._experiments.recent(engine)
+        self._experiments.position(engine, self._names)
+
+    def reasons_by_layers(self, engine: QualityEngine) -> None:
+        """Experiments on an engine with EVERY_LAYER."""
+        self._experiments.layers(engine)
 
     def probe(self, engine: QualityEngine) -> dict[str, Any]:
         """Per policy, what every placement must agree on: surprises and a continuation of one text; and the moves."""
@@ -186,6 +202,11 @@ def run(model: str, console: Console, quick: bool, data: str | None, out: str | 
         measured.perplexities(engine)
         measured.recalls(engine)
         measured.rouges(engine)
+        if scale.reasons:
+            measured.reasons(engine)
+    if scale.reasons:
+        with quality_engine(model, EVERY_LAYER, longest) as engine:
+            measured.reasons_by_layers(engine)
     with quality_engine(model, {"reader": "strict", "check_moves": 1.0}, longest) as engine:
         strict = measured.probe(engine)
     with quality_engine(model, {"reader": "strict", "variant": "naive"}, longest) as engine:
@@ -205,7 +226,7 @@ def outcome(results: Results) -> Outcome:
     wrong = {tokens: unmonotone(found) for tokens, found in results.perplexity.items()}
     values = {
         **quality_report.values(results.perplexity, results.recall, results.likeness),
-        "identity": results.identity, "faults": results.faults,
+        "identity": results.identity, "reasons": asdict(results.reasons), "faults": results.faults,
         "unmonotone": {tokens: found for tokens, found in wrong.items() if found},
         "ordering_as_published": ordering_as_published(results.recall),
     }  # fmt: skip

@@ -54,9 +54,11 @@ class QualityEngine(OfflineEngine):
     Attributes:
         kept: share of the tokens of the last prompt, or of prompts answered together, and of their answers, that
             was not evicted: more than asked for where tokens are protected or a policy forgets less.
+        live: token ids that were live at the end of it; of one of the prompts answered together.
     """
 
     kept = 1.0
+    live: tuple[int, ...] = ()
 
     def surprises(self, texts: Sequence[list[int]], case: Case) -> Surprises:
         """Of every token behind the first chunk's and its successor, which the full cache predicts in every case."""
@@ -89,6 +91,7 @@ class QualityEngine(OfflineEngine):
         evicted, done = self.snapshots.snapshot().tokens_evicted_total, dict[str, Any]()
         while self.busy:
             done |= {output.request_id: output for output in self.advance()}
+        self.live = tuple(next(iter(self.worker("vtoken_rows").values()))["live"])
         evicted = self.settle().tokens_evicted_total - evicted
         tokens = sum(len(one.prompt_token_ids) + len(one.outputs[0].token_ids) for one in done.values())
         self.kept = 1 - evicted / tokens

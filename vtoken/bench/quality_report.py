@@ -105,7 +105,7 @@ def write(directory: Path, found: Sequence[Row], console: Console) -> None:
     try:
         pyplot = importlib.import_module("matplotlib.pyplot")
     except ImportError:
-        console.log("no plots: matplotlib is not installed")
+        console.log("no plots: matplotlib is not installed (it is in the extra `bench` of this package)")
         return
     for measure, tokens in dict.fromkeys((row.measure, row.tokens) for row in found):
         _plot(pyplot, directory, [row for row in found if (row.measure, row.tokens) == (measure, tokens)])

@@ -22,6 +22,9 @@ DRILLS: dict[str, tuple[str, str]] = {
         "clients leave in mid-stream and in mid-answer: the engines stop, every block is back",
         "disconnect",
     ),
+    "drain": ("a replica ends by plan under long streams, and one comes back: every answer is whole", "drain"),
+    "kill-replica": ("SIGKILL under streams and unary loops: no byte is lost, repeated or rewritten", "kill_replica"),
+    "rolling-update": ("every process is replaced under load: every answer is whole", "rolling_update"),
 }
 """Name: (line of help, module in this package)."""
 
@@ -67,9 +70,14 @@ def _against_own(module: ModuleType, arguments: argparse.Namespace, console: Con
         stop_on_signals()  # Ray has installed handlers of its own
         console.log(line)
 
+    getattr(module, "prepare", _nothing)()
     settings = DeploymentSettings.from_args(deployment(arguments.model, getattr(module, "SETTINGS", {})))
     with LocalFleet(settings, arguments.port, progress=progress) as fleet, World(fleet.url, fleet, progress) as world:
         return _drill(module)(world, arguments.quick)
+
+
+def _nothing() -> None:
+    """Most drills prepare nothing."""
 
 
 def _drill(module: ModuleType) -> Callable[[World, bool], Outcome]:

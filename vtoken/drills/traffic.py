@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from vtoken.serving.status import client_of
+
 CHAT = "/v1/chat/completions"
 TIMEOUT_S = 180.0
 
@@ -52,6 +54,17 @@ class Recording:
         lines = bytes(self.raw).decode("utf-8", "replace").split("\n\n")
         data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         return [line if line == "[DONE]" else _decoded(line) for line in data]
+
+    @property
+    def pieces(self) -> int:
+        """Server-sent events so far; cheap."""
+        return self.raw.count(b"\n\n")
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of a stream with `return_token_ids`: what was generated."""
+        choices = [choice for chunk in self.chunks for choice in chunk.get("choices", [])]
+        return [token for choice in choices for token in choice.get("token_ids") or ()]
 
     @property
     def chunks(self) -> list[dict[str, Any]]:
@@ -96,17 +109,23 @@ def _decoded(text: str) -> Any:
         return text
 
 
-def send(url: str, body: Mapping[str, Any], leave: Callable[[Recording], bool] = lambda _recording: False) -> Recording:
+def send(
+    url: str,
+    body: Mapping[str, Any],
+    leave: Callable[[Recording], bool] = lambda _recording: False,
+    recording: Recording | None = None,
+) -> Recording:
     """Send a chat request, unary or streaming, and record the answer; never raises.
 
     Args:
         url: of the fleet.
         body: the request.
         leave: asked after every piece of the answer; the client goes when it says True.
+        recording: where to record; a new one without it.
     """
-    recording, start_s = Recording(body), time.monotonic()
+    recording, start_s = recording or Recording(body), time.monotonic()
     try:
-        with httpx.stream("POST", url + CHAT, json=dict(body), timeout=TIMEOUT_S) as response:
+        with client_of(url, TIMEOUT_S) as client, client.stream("POST", CHAT, json=dict(body)) as response:
             recording.status = response.status_code
             for piece in response.iter_raw():
                 recording.raw += piece
@@ -119,22 +138,26 @@ def send(url: str, body: Mapping[str, Any], leave: Callable[[Recording], bool] =
 
 
 class Traffic:
-    """Owner of client threads and their recordings. With `with`: leaving waits for every client.
+    """Owner of client threads and their recordings.
 
     Args:
         url: of the fleet.
+
+    Attributes:
+        recordings: of all requests so far, those under way included.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self.recordings: list[Recording] = []
 
-    def start(self, body: Mapping[str, Any]) -> None:
-        """One request, in a thread of its own."""
-        self._begin(lambda: self._record(send(self._url, body)))
+    def start(self, body: Mapping[str, Any]) -> Recording:
+        """One request, in a thread of its own; its recording grows while the answer comes."""
+        recording = self._new(body)
+        self._begin(lambda: send(self._url, body, recording=recording))
+        return recording
 
     def loop(self, bodies: Callable[[int], Mapping[str, Any]]) -> None:
         """One client that sends `bodies(0)`, `bodies(1)`, ... one after another until `stop`."""
@@ -142,10 +165,17 @@ class Traffic:
         def run() -> None:
             turn = 0
             while not self._stop.is_set():
-                self._record(send(self._url, bodies(turn)))
+                body = bodies(turn)
+                send(self._url, body, recording=self._new(body))
                 turn += 1
 
-        self._begin(run)
+        self._begin(run, "loop")
+
+    def join(self) -> None:
+        """Wait for every request that was started; not for loops."""
+        for thread in self._threads:
+            if not thread.name.startswith("loop"):
+                thread.join()
 
     def stop(self) -> None:
         """Loops end after the request that they are at; waits for every client."""
@@ -153,11 +183,12 @@ class Traffic:
         for thread in self._threads:
             thread.join()
 
-    def _begin(self, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, daemon=True)
+    def _new(self, body: Mapping[str, Any]) -> Recording:
+        recording = Recording(body)
+        self.recordings.append(recording)
+        return recording
+
+    def _begin(self, run: Callable[[], object], name: str = "client") -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
-
-    def _record(self, recording: Recording) -> None:
-        with self._lock:
-            self.recordings.append(recording)

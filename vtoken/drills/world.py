@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from vtoken.core.errors import VTokenError
 from vtoken.serving.local import LocalFleet
 from vtoken.serving.status import StatusError, ask, client_of, fetch
@@ -101,6 +103,10 @@ class World:
             raise DrillError(f"the processes of the fleet at {self.url} are out of reach; leave --address out")
         return self._local
 
+    def own_processes(self) -> list[psutil.Process]:
+        """Every process of the fleet, if it was started here; else none."""
+        return [] if self._local is None else self._local.processes()
+
     def fleet(self) -> dict[str, Any]:
         """`/v1/vtoken/fleet`.
 
@@ -133,13 +139,13 @@ class World:
         """Whether nothing runs or waits in any engine, and every block is free or reserved."""
         return all(_is_empty(replica) for replica in self.replicas())
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float) -> float | None:
-        """Seconds until a condition held, or None if it did not within `timeout_s`."""
+    def wait(self, condition: Callable[[], bool], timeout_s: float, every_s: float = LOOK_S) -> float | None:
+        """Seconds until a condition held, or None if it did not within `timeout_s`; looks every `every_s`."""
         start_s = time.monotonic()
         while not condition():
             if time.monotonic() - start_s > timeout_s:
                 return None
-            time.sleep(LOOK_S)
+            time.sleep(every_s)
         return time.monotonic() - start_s
 
     def settle(self, timeout_s: float = 120.0) -> None:

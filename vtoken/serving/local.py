@@ -89,6 +89,11 @@ class LocalFleet:
         self._environment: dict[str, str | None] = {}
 
     @property
+    def settings(self) -> DeploymentSettings:
+        """As it was started, or last updated."""
+        return self._settings
+
+    @property
     def url(self) -> str:
         """Where the ingress listens."""
         return f"http://127.0.0.1:{self._port}"
