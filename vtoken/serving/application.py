@@ -17,6 +17,10 @@ from vtoken.serving.settings import DeploymentSettings
 
 __all__ = ["Application", "build_application"]
 
+INGRESS_GRACE_S = 3600.0
+"""An ingress that is being replaced waits so long for its streams: it costs next to nothing, and nobody else can go on
+with a connection."""
+
 ROUTER_CLASS = "vtoken.serving.router:RoomRouter"
 
 
@@ -79,7 +83,7 @@ def _ingress_deployment(settings: DeploymentSettings) -> Any:
         num_replicas=limits.ingress_count,
         max_ongoing_requests=limits.ingress_max_ongoing_requests,
         ray_actor_options={"num_cpus": limits.ingress_num_cpus},
-        graceful_shutdown_timeout_s=settings.replicas.graceful_shutdown_timeout_s,
+        graceful_shutdown_timeout_s=INGRESS_GRACE_S,
         graceful_shutdown_wait_loop_s=0.5,
         user_config={"router": asdict(settings.router)},
     )(Ingress)
