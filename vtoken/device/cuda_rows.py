@@ -10,6 +10,8 @@ The device's buffers keep their addresses, so a captured graph replays with new 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
@@ -17,7 +19,9 @@ from vtoken.core.plan import Ints
 from vtoken.device.cuda_staging import HostRing
 from vtoken.device.cuda_streams import Streams
 from vtoken.device.errors import BadSlots
-from vtoken.device.strict_reader import StrictRows
+
+if TYPE_CHECKING:  # numba comes with it, which a GPU's readers do not need
+    from vtoken.device.strict_reader import StrictRows
 
 
 class DeviceRows:
