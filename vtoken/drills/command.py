@@ -23,7 +23,9 @@ DRILLS: dict[str, tuple[str, str]] = {
         "disconnect",
     ),
     "drain": ("a replica ends by plan under long streams, and one comes back: every answer is whole", "drain"),
+    "fuzz": ("malformed requests, broken and slow clients: no 5xx, nothing stuck, nothing secret in a log", "fuzz"),
     "kill-replica": ("SIGKILL under streams and unary loops: no byte is lost, repeated or rewritten", "kill_replica"),
+    "overload": ("three times as many clients as fit: 200 or 429 with a Retry-After that is kept", "overload"),
     "rolling-update": ("every process is replaced under load: every answer is whole", "rolling_update"),
 }
 """Name: (line of help, module in this package)."""
