@@ -8,6 +8,7 @@ import pytest
 
 from vtoken.drills.command import DRILLS
 from vtoken.drills.outcome import Outcome
+from vtoken.drills.replays import differences, losses
 from vtoken.drills.traffic import Recording, chat_body
 from vtoken.drills.world import deployment
 from vtoken.serving.settings import DeploymentSettings
@@ -67,6 +68,55 @@ def test_every_drill_asks_for_a_deployment_that_the_settings_take(name):
     assert callable(module.run)
     settings = DeploymentSettings.from_args(deployment("fake/fake", getattr(module, "SETTINGS", {})))
     assert settings.served_model_name == "drill"
+
+
+# ---- Seams that are generated again ----------------------------------------------------------------------------------
+
+
+def test_losses_are_read_as_the_ingress_writes_them(tmp_path, caplog):
+    """Written by the code itself, so that its words and the pattern can't part."""
+    from tests.unit.test_journey import LOST, Replicas, run, stream, unreachable
+
+    replicas = Replicas(stream("a", 3, LOST), unreachable(LOST), stream("b", 5, LOST), stream("c"))
+    with caplog.at_level("WARNING", logger="ray.serve"):
+        run(replicas, attempts=9)
+    (tmp_path / "serve").mkdir()
+    (tmp_path / "serve" / "replica_vtoken_ingress_x.log").write_text("\n".join(caplog.messages))
+    assert losses(tmp_path) == {replicas.resumes[0].request_id: [2, 4]}
+
+
+class Generates:
+    """A world whose engine counts on from the last token of its prompt."""
+
+    model = "m"
+
+    @property
+    def http(self):
+        return self
+
+    def post(self, _path, json):
+        begin = json["prompt"][-1] + 1
+        self.answer = {"choices": [{"token_ids": list(range(begin, begin + json["max_tokens"]))}]}
+        return self
+
+    def json(self):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("ids", "cuts", "wrong"),
+    [
+        ([8, 9, 10, 11], [0], []),
+        ([8, 9, 30, 31], [2], ["tokens 2 to 4"]),
+        ([5, 6, 7, 8, 9], [1, 3], []),
+        ([5, 6, 8, 9, 9], [1, 3], ["tokens 1 to 3", "tokens 3 to 5"]),
+        ([5, 6, 8, 9, 10], [3, 3], []),
+    ],
+)
+def test_what_follows_a_seam_is_generated_again_up_to_the_next(ids, cuts, wrong):
+    chunk = {"id": "chatcmpl-1", "prompt_token_ids": [6, 7], "choices": [{"token_ids": ids}]}
+    recording = Recording(STREAM, 200, bytearray(f"data: {json.dumps(chunk)}\n\n".encode()))
+    assert [line.removeprefix("1: ") for line in differences(Generates(), recording, cuts)] == wrong
 
 
 def test_requests_differ_by_index():
