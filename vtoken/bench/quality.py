@@ -197,8 +197,12 @@ def run(model: str, console: Console, quick: bool, data: str | None, out: str | 
     scale = QUICK if quick else FULL
     measured = Measurement(Texts.of_directory(model, data), scale, console)
     longest = max(scale.text_tokens, scale.long_tokens, scale.needle_tokens[1])
+    with quality_engine(model, {"reader": "strict", "variant": "naive"}, longest) as engine:
+        naive = measured.probe(engine)
+    with quality_engine(model, {"reader": "strict", "check_moves": 1.0}, longest) as engine:
+        strict = measured.probe(engine)
     with quality_engine(model, {}, longest) as engine:
-        auto = measured.probe(engine)
+        measured.compare(naive, strict, measured.probe(engine))
         measured.perplexities(engine)
         measured.recalls(engine)
         measured.rouges(engine)
@@ -207,10 +211,6 @@ def run(model: str, console: Console, quick: bool, data: str | None, out: str | 
     if scale.reasons:
         with quality_engine(model, EVERY_LAYER, longest) as engine:
             measured.reasons_by_layers(engine)
-    with quality_engine(model, {"reader": "strict", "check_moves": 1.0}, longest) as engine:
-        strict = measured.probe(engine)
-    with quality_engine(model, {"reader": "strict", "variant": "naive"}, longest) as engine:
-        measured.compare(measured.probe(engine), strict, auto)
     results = measured.results
     for table in quality_report.tables(results.perplexity, results.recall, results.likeness):
         console.print(table)
