@@ -39,6 +39,7 @@ COMMANDS = (
     Command("explain", "print what was decided about a request, and why", "vtoken.serving.explain"),
     Command("plan", "say what fits on a GPU, with and without reclamation", "vtoken.plan"),
     Command("prepare-model", "make a model directory ready to serve", "vtoken.models.command"),
+    Command("simulate", "simulate replicas and routers on a trace; no engine", "vtoken.simulate.command"),
     Command("status", "show a running fleet as a live table", "vtoken.serving.status"),
 )
 
