@@ -75,7 +75,7 @@ def test_a_full_fleet_says_429_and_when_to_come_back(url):
     assert {answer.status_code for answer in answers} == {200, 429}
     assert 1 <= len(answers) - len(refused) <= 8
     for answer in refused:
-        assert answer.headers["retry-after"] == "7"
+        assert int(answer.headers["retry-after"]) >= 7
         assert answer.headers["content-type"] == "application/json"
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
