@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.device.live_rows import ROWS, poisoned, reference, rows_of
 from tests.device.paged import DEVICE, LAYOUTS, filled, make_paged, needs_kernels
 from vtoken.device import triton_reader
-from vtoken.device.cuda_layout import keys_of, values_of
 from vtoken.device.cuda_rows import DeviceRows
 from vtoken.device.cuda_streams import CudaStreams
 from vtoken.device.errors import BadSlots
 from vtoken.device.event_model import SimulatedStreams, compute_first
-from vtoken.device.strict_reader import StrictRows
 from vtoken.device.triton_reader import attend
 
 pytestmark = needs_kernels
@@ -24,34 +23,10 @@ def streams():
     return CudaStreams(DEVICE) if DEVICE.type == "cuda" else SimulatedStreams(compute_first)
 
 
-def rows_of(*rows):
-    """From (live slots, first query token, behind the last)."""
-    slots = np.concatenate([np.asarray(one[0], np.int64) for one in rows])
-    return StrictRows(slots, np.cumsum([0, *(len(one[0]) for one in rows)]), np.array([one[1:] for one in rows]))
-
-
 def on_device(rows, max_slots=256, max_tokens=16):
     buffers = DeviceRows(streams(), max_slots, max_tokens)
     buffers.fill(rows)
     return buffers
-
-
-def reference(query, cache, rows, scale, soft_cap=0.0):
-    """float64, head by head; only the rows' tokens."""
-    wanted, size = {}, cache.shape[2]
-    group = query.shape[1] // cache.shape[1]
-    for index, (start, end) in enumerate(rows.query_ptr.tolist()):
-        slots = torch.from_numpy(rows.slots[rows.row_ptr[index] : rows.row_ptr[index + 1]]).to(cache.device)
-        keys, values = (half(cache)[slots // size, :, slots % size].double() for half in (keys_of, values_of))
-        for token in range(start, end):
-            seen = len(slots) - (end - 1 - token)
-            found = []
-            for head in range(query.shape[1]):
-                logits = keys[:seen, head // group] @ query[token, head].double() * scale
-                logits = soft_cap * (logits / soft_cap).tanh() if soft_cap else logits
-                found.append(logits.softmax(0) @ values[:seen, head // group])
-            wanted[token] = torch.stack(found)
-    return wanted
 
 
 def assert_attends(cache, rows, heads, tokens=8, soft_cap=0.0):
@@ -67,19 +42,6 @@ def assert_attends(cache, rows, heads, tokens=8, soft_cap=0.0):
         else:
             assert out[token].isnan().all()
     return query, out
-
-
-def poisoned(cache, live):
-    """Ordinary numbers in the live slots, NaN everywhere else."""
-    size = cache.shape[2]
-    kept = torch.zeros(cache.shape[0] * size, dtype=torch.bool)
-    kept[torch.from_numpy(np.asarray(live))] = True
-    filled({"": cache})
-    cache.masked_fill_(~kept.view(-1, 1, size, 1).to(cache.device), float("nan"))
-    return cache
-
-
-ROWS = rows_of(([37], 0, 1), ([90, 3, 17, 18, 33], 2, 4), ([5, 1, 80, 64, 66, 67, 40], 6, 7))
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)

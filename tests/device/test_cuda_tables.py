@@ -1,0 +1,85 @@
+"""Tables in place: changed rows are ours, all others the engine's, and the engine's own stay as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vtoken.device.cuda_rows import DeviceRows, lines_of
+from vtoken.device.cuda_tables import ChangedRow, DeviceTables
+from vtoken.device.errors import BadSlots
+from vtoken.device.event_model import SimulatedStreams, compute_first
+from vtoken.device.strict_reader import StrictRows
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+@pytest.fixture
+def tables():
+    return DeviceTables(SimulatedStreams(compute_first), max_rows=4, max_blocks=6, max_tokens=8)
+
+
+def test_changed_rows_are_written_over_the_engines_in_buffers_that_do_not_move(tables):
+    addresses = (tables.blocks.data_ptr(), tables.lengths.data_ptr())
+    for step in range(5):
+        table = torch.arange(12, dtype=torch.int32).view(3, 4) + 100 * step
+        lengths = torch.tensor([50, 60, 70], dtype=torch.int32)
+        mapping = torch.arange(1000, 1006)
+        changed = [ChangedRow(1, ints(9, 8, 7, 6, 5 + step), 33 + step, 1, ints(501, 502)),
+                   ChangedRow(2, ints(3), 5, 3, ints(77))]  # fmt: skip
+        before = table.clone(), lengths.clone()
+        blocks, tails = tables.refresh(table, lengths, mapping, changed)
+        assert blocks[0, :4].tolist() == table[0].tolist()
+        assert blocks[1, :5].tolist() == [9, 8, 7, 6, 5 + step]
+        assert blocks[2, 0].item() == 3
+        assert tails.tolist() == [50, 33 + step, 5]
+        assert mapping.tolist() == [1000, 501, 502, 77, 1004, 1005]
+        assert torch.equal(table, before[0])
+        assert torch.equal(lengths, before[1])
+        assert (blocks.data_ptr(), tails.data_ptr()) == addresses
+
+
+def test_a_step_without_changed_rows_is_the_engines(tables):
+    table, lengths = torch.ones(2, 3, dtype=torch.int32), torch.tensor([4, 5], dtype=torch.int32)
+    mapping = torch.arange(4)
+    blocks, tails = tables.refresh(table, lengths, mapping, [])
+    assert torch.equal(blocks[:, :3], table)
+    assert torch.equal(tails, lengths)
+    assert mapping.tolist() == [0, 1, 2, 3]
+
+
+def test_what_has_no_room_is_refused(tables):
+    table, lengths = torch.ones(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    with pytest.raises(BadSlots, match="7 blocks for tables of 4 rows and 6 blocks"):
+        tables.refresh(table, lengths, torch.arange(4), [ChangedRow(0, np.arange(7), 1, 0, ints(1))])
+    with pytest.raises(BadSlots, match="5 rows"):
+        tables.refresh(torch.ones(5, 3, dtype=torch.int32), torch.ones(5, dtype=torch.int32), torch.arange(4), [])
+
+
+def test_a_host_far_ahead_waits_instead_of_writing_over_what_is_not_read_yet():
+    streams = SimulatedStreams(lambda streams, lanes, must: lanes[0] if must else None)
+    tables = DeviceTables(streams, max_rows=1, max_blocks=2, max_tokens=2)
+    mapping = torch.zeros(1, dtype=torch.int64)
+    table, lengths = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    for step in range(5):
+        tables.refresh(table, lengths, mapping, [ChangedRow(0, ints(step), step, 0, ints(step))])
+    assert tables._hosts.waits == 2
+    seen = []
+    while streams.ready_lanes():
+        streams._step(streams.ready_lanes()[0])
+        seen.append(mapping.item())
+    assert sorted(set(seen)) == [1, 2, 3, 4]
+
+
+def test_lines_of_rows():
+    rows = StrictRows(ints(32, 35, 17, 80, 81, 64), ints(0, 3, 6), np.array([[0, 1], [5, 7]]))
+    assert lines_of(rows).tolist() == [[0, 5, 6], [0, 3, 3], [3, 2, 3]]
+    buffers = DeviceRows(SimulatedStreams(compute_first), 8, 4)
+    buffers.fill(rows)
+    assert (buffers.count, buffers.longest) == (3, 3)
+    assert buffers.visible.tolist() == [3, 2, 3, 0]
+    with pytest.raises(BadSlots, match="can't have"):
+        lines_of(StrictRows(ints(1), ints(0, 1), np.array([[0, 2]])))
