@@ -20,6 +20,9 @@ from vtoken.core.transcript import DONE, Progress, Resume
 STEP_S = 0.01
 """Of one token."""
 
+BLOCKS_EACH = 4
+"""That a running request holds."""
+
 POISON = "poison"
 """A message that ends the replica's process after `max_tokens` tokens."""
 
@@ -36,7 +39,7 @@ def text_of(body):
 
 class FakeEngine:
     def __init__(self, served_name):
-        self._name, self._running = served_name, 0
+        self._name, self._running, self._steps = served_name, 0, 0
         self._history = History()
         self._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
@@ -78,6 +81,7 @@ class FakeEngine:
                 await asyncio.sleep(STEP_S * size)
                 group = [(at, token(body, at)) for at in range(place, place + size)]
                 place += size
+                self._steps += 1
                 if progress.obstacle is None:
                     progress.add([one for _, one in group], ("length", None) if place == body["max_tokens"] else None)
                 yield group
@@ -112,7 +116,11 @@ class FakeEngine:
         return {name: list(map(to_mapping, entries)) for name, entries in self._history.matching(request_id)}
 
     def snapshot(self):
-        return Snapshot(block_size_tokens=16, capacity_blocks=1000, free_blocks=1000, running_requests=self._running)
+        used = BLOCKS_EACH * self._running
+        return Snapshot(
+            block_size_tokens=16, capacity_blocks=1000, free_blocks=1000 - used, private_blocks=used,
+            running_requests=self._running, steps_total=self._steps,
+        )  # fmt: skip
 
     async def check_health(self):
         if self._process.poll() is not None:

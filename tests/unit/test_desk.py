@@ -96,9 +96,9 @@ def test_what_rides_along_is_newer_than_the_view_until_the_next_heartbeat():
     desk = desk_with([replace(view("a", 90), sequence=5)])
     assert desk.decide(ALONE, HINT, 100.1).room_blocks == 90
     row = columns([replace(view("a", 40), sequence=5)]).table[0].tolist()
-    desk.overtake("a", row, 100.2)
+    desk.overtake({"a": (row, 100.2)})
     assert desk.decide(ALONE, HINT, 100.3).room_blocks == 40
-    desk.overtake("a", columns([view("a", 70)]).table[0].tolist(), 100.1)
+    desk.overtake({"a": (columns([view("a", 70)]).table[0].tolist(), 100.1)})
     assert desk.decide(ALONE, HINT, 100.3).room_blocks == 40
     desk.take(columns([replace(view("a", 90), sequence=5)]), 100.3)
     assert desk.decide(ALONE, HINT, 100.3).room_blocks == 40

@@ -69,6 +69,8 @@ class FakeHandle:
 
 
 class FakeController:
+    app_name = "test"
+
     def __init__(self):
         self.tunables = {}
 

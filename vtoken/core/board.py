@@ -12,7 +12,7 @@ is the in-flight correction, and it keeps a burst from piling onto one replica b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from vtoken.core.trust import Report, TrustBook
 
 UNKNOWN_BLOCK_TOKENS, UNKNOWN_CAPACITY_BLOCKS = 16, 1 << 20
 """Stand for every replica while none has stepped yet."""
+
+LEAST_GAIN_S = 0.01
+"""A row that rode along is adopted if it is that much younger than what is known."""
 
 _SEQUENCE, _LEVEL, _DRAINING, _BLOCK, _CAPACITY, _FREE, _RESERVED, _TARGET, _RECLAIMABLE, _RUNNING, _WAITING, _STEPS = (
     range(len(COLUMNS))
@@ -97,15 +100,23 @@ class Board:
         self._judge(ours[newer])
         self._derive()
 
-    def overtake(self, replica_id: str, row: Sequence[int], taken_s: float) -> None:
-        """Adopt what rode along with an answer; level and draining stay the controller's to say."""
-        at = self._row.get(replica_id)
-        if at is None or not self._seen[at] or taken_s <= self._taken_s[at] or row[0] < self._table[at, _SEQUENCE]:
-            return
-        values = np.array([row], np.int64)
-        values[0, _LEVEL : _DRAINING + 1] = self._table[at, _LEVEL : _DRAINING + 1]
-        self._adopt(np.array([at]), values, np.array([taken_s]))
-        self._derive()
+    def overtake(self, rides: Mapping[str, tuple[Sequence[int], float]]) -> None:
+        """Adopt rows that rode along with answers, by replica, each with the moment of its arrival.
+
+        Level and draining stay the controller's to say. What is hardly newer than what is known, or older, is ignored.
+        """
+        adopted = False
+        for replica_id, (row, taken_s) in rides.items():
+            at = self._row.get(replica_id)
+            if at is None or not self._seen[at] or row[0] < self._table[at, _SEQUENCE]:
+                continue
+            if taken_s > self._taken_s[at] + LEAST_GAIN_S:
+                level, draining = self._table[at, _LEVEL], self._table[at, _DRAINING]
+                self._adopt(np.array([at]), np.array([row], np.int64), np.array([taken_s]))
+                self._table[at, _LEVEL], self._table[at, _DRAINING] = level, draining
+                adopted = True
+        if adopted:
+            self._derive()
 
     def row(self, replica_id: str) -> int | None:
         """A candidate's row."""

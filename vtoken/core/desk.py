@@ -60,10 +60,10 @@ class Desk:
         if self._board is not None:
             self._board.load(view, self._ids, asked_s, self.tunables)
 
-    def overtake(self, replica_id: str, row: Sequence[int], taken_s: float) -> None:
-        """Adopt a snapshot that rode along with an answer."""
+    def overtake(self, rides: Mapping[str, tuple[Sequence[int], float]]) -> None:
+        """Adopt snapshots that rode along with answers; see `Board.overtake`."""
         if self._board is not None:
-            self._board.overtake(replica_id, row, taken_s)
+            self._board.overtake(rides)
 
     # ---- The choice -------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ Item = tuple[str, Any, News | None]
     ("stream", obstacle)        the field for which the stream can't go on elsewhere, or None; then
     ("chunk", event)            every server-sent event, as the engine formats it, those that were sent before included
 
+Anywhere behind the first, ("ride", row): news for the router, see `ridealong`.
+
 Instead of whatever would come next, and nothing after it:
 
     ("error", ErrorReply)       a refusal or a failure; code `replica_lost` if the engine has ended

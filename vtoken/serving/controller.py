@@ -132,7 +132,7 @@ class ControllerClient:
     """
 
     def __init__(self, app_name: str, rules: FleetRules, timeout_s: float = 2.0) -> None:
-        self._app_name, self._name = app_name, controller_name(app_name)
+        self.app_name, self._name = app_name, controller_name(app_name)
         self._rules = rules
         self._timeout_s = timeout_s
         self._handle: Any = None
@@ -151,7 +151,7 @@ class ControllerClient:
                     max_restarts=-1,
                     max_concurrency=1000,
                 )
-                .remote(self._rules, self._app_name)
+                .remote(self._rules, self.app_name)
             )
         return self._handle
 
@@ -165,6 +165,8 @@ class ControllerClient:
         Raises:
             Exception: whatever Ray raises when the actor is dead or slow; the handle is looked up again next time.
         """
+        if not ray.is_initialized():  # a router may outlive Ray in its process; a call would start another Ray
+            raise ConnectionError("this process is not connected to Ray")
         if self._handle is None:
             await asyncio.to_thread(self.connect)
         try:

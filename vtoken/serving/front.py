@@ -33,6 +33,7 @@ from vtoken.serving.limits import check_request_id
 from vtoken.serving.openapi import document
 from vtoken.serving.replica import EXPLAIN_TIMEOUT_S
 from vtoken.serving.settings import DeploymentSettings
+from vtoken.serving.sidelines import Sidelines, router_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -58,7 +59,7 @@ class Front:
         self._engine, self._settings, self._controller = engine, settings, controller
         to_replicas = engine.options(stream=True).generate
         retry_after_s = settings.limits.retry_after_s
-        self._dispatcher = Dispatcher(Fleet(to_replicas, settings.failover, retry_after_s, self._living))
+        self._dispatcher = Dispatcher(Fleet(to_replicas, settings.failover, retry_after_s, self._living, self._notes))
         self._gate = Gate(settings, controller)
         self._acceptor = Acceptor(settings, self._gate, self._model_len)
         self._models: dict[str, Any] | None = None
@@ -114,10 +115,19 @@ class Front:
             "wanted_replicas": self._settings.fewest_replicas,
             "heartbeats_accepted_total": view.accepted_total,
             "heartbeats_rejected_total": dict(view.rejected_total),
-            "router": dict(view.tunables),
+            "router": self._router(view),
             "admission": self._gate.report(),
             "failovers_total": self._dispatcher.failovers_total,
         })  # fmt: skip
+
+    def _notes(self) -> Sidelines | None:
+        """The way to this process's router; None before its first request."""
+        return router_of(self._controller.app_name)
+
+    def _router(self, view: FleetSnapshot) -> dict[str, Any]:
+        """The settings in force everywhere, and what this process's router has done."""
+        notes = self._notes()
+        return {"tunables": dict(view.tunables), **({} if notes is None else notes.counters())}
 
     async def openapi(self) -> Response:
         """See `openapi.document`."""

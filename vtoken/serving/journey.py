@@ -34,6 +34,7 @@ from vtoken.core.routing import RouteHint
 from vtoken.core.transcript import News, NotResumable, Resume, Transcript
 from vtoken.serving import visit
 from vtoken.serving.answers import failed
+from vtoken.serving.sidelines import Sidelines
 
 logger = logging.getLogger("ray.serve")
 
@@ -64,6 +65,7 @@ class Fleet:
         rules: section `failover`.
         retry_after_s: for clients that are told to come back.
         living: whether some replica takes requests, as far as is known.
+        notes: gives the way to this process's router, once there is one.
         failovers_total: by Failover; counted here, of this ingress process.
     """
 
@@ -71,6 +73,7 @@ class Fleet:
     rules: FailoverRules
     retry_after_s: float
     living: Callable[[], Awaitable[bool]]
+    notes: Callable[[], Sidelines | None] = lambda: None
     failovers_total: Counter[Failover] = field(default_factory=Counter)
 
 
@@ -154,11 +157,12 @@ class Journey:
             Exception: a failure of the request.
         """
         call = self._fleet.generate.remote(self._hint, self._kind, self._body, resume)
-        self._replica_id, self._ended = "", False
+        self._replica_id, self._ended, sent_s = "", False, time.monotonic()
         try:
             self._replica_id = visit.current().record.replica = await self._accepted(call)
             async for what, value, news in call:
-                item = self._taken(what, value, news)
+                item = None if what == "ride" else self._taken(what, value, news)
+                self._note(what, value, sent_s)
                 if item is not None:
                     yield item
             self._check_ended()
@@ -197,6 +201,18 @@ class Journey:
             return None if begun else (what, None)
         self._ended = what in {"json", "error"}
         return (what, self._timed(value)) if self._ended else None
+
+    def _note(self, what: str, value: Any, sent_s: float) -> None:
+        """Tell the router what came of its choice."""
+        notes = self._fleet.notes()
+        if notes is None:
+            return
+        if what == "ride":
+            notes.rode_along(self._replica_id, value)
+        elif what == "error" and value.status >= 500:
+            notes.failed(self._replica_id)
+        elif self._ended and what != "error":
+            notes.served(self._replica_id, sent_s)
 
     def _check_ended(self) -> None:
         if not self._ended:
@@ -239,6 +255,9 @@ class Journey:
         name, transcript = self._replica_id or "no replica", self._transcript
         logger.warning("request %s lost %s after %d tokens: %s", transcript.request_id, name, transcript.tokens, lost)
         moved = isinstance(lost, Moved)
+        notes = self._fleet.notes()
+        if notes is not None and self._replica_id and not moved:
+            notes.failed(self._replica_id)
         if self._replica_id and not moved and self._losses.is_poison(self._replica_id, transcript.tokens):
             return self._poison()
         if self._again and await self._given_up():

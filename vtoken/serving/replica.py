@@ -23,10 +23,12 @@ from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint
 from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.core.transcript import Progress, Resume
-from vtoken.serving.metrics import start_replica_metrics
 from vtoken.serving.attempt import Item, attempt
 from vtoken.serving.controller import ControllerClient
 from vtoken.serving.drain import Drain
+from vtoken.serving.faults import Faults
+from vtoken.serving.metrics import start_replica_metrics
+from vtoken.serving.ridealong import Ride, RideAlong
 from vtoken.serving.settings import DeploymentSettings, HeartbeatSettings
 
 logger = logging.getLogger("ray.serve")
@@ -122,6 +124,8 @@ class EngineReplica:
         self._timer = HeartbeatTimer(settings.heartbeat, settings.rules)
         self._drain, self._draining = Drain(settings.replicas.graceful_shutdown_timeout_s), False
         self._sequence = 0
+        self._riding, self._faults = RideAlong(), Faults(settings.allow_faults)
+        self._late: set[asyncio.Task[None]] = set()
         self._scaled, self._retiring = settings.autoscaling is not None, False
         self._beating = asyncio.create_task(self._beat_forever())
         start_replica_metrics(context, self._service.snapshot, settings.vtoken)
@@ -140,7 +144,25 @@ class EngineReplica:
         yield "accepted", self._replica_id, None
         async with contextlib.aclosing(attempt(self._service, self._drain, kind, body, resume)) as items:
             async for item in items:
+                if (ride := self._ride()) is not None:
+                    yield "ride", ride, None
                 yield item
+
+    def _ride(self) -> Ride | None:
+        if self._faults.lag_s:
+            return None
+        return self._riding.due(self._faults.told(self._service.snapshot()), self._sequence, time.monotonic())
+
+    async def inject(self, replica_id: str, fault: str) -> bool:
+        """Begin or end a fault of this replica's telemetry, if it is the one that is meant; for drills.
+
+        Raises:
+            RefusedOperation: `allow_faults` is not set.
+            ValueError: there is no such fault.
+        """
+        if replica_id == self._replica_id:
+            self._faults.set(fault)
+        return bool(replica_id == self._replica_id)
 
     async def models(self) -> dict[str, Any]:
         """The models this replica serves, as OpenAI's list object."""
@@ -202,15 +224,25 @@ class EngineReplica:
     async def _beat(self, snapshot: Snapshot, draining: bool = False) -> None:
         self._sequence += 1
         draining = draining or self._draining or self._retiring
-        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), draining, snapshot)
+        beat = Heartbeat(self._replica_id, self._sequence, time.monotonic(), draining, self._faults.told(snapshot))
+        if not self._faults.lag_s:
+            await self._deliver(beat)
+            return
+        late = asyncio.create_task(self._deliver(beat, self._faults.lag_s))
+        self._late.add(late)
+        late.add_done_callback(self._late.discard)
+
+    async def _deliver(self, beat: Heartbeat, after_s: float = 0.0) -> None:
+        if after_s:
+            await asyncio.sleep(after_s)
         try:
             verdict = await self._controller.heartbeat(beat)
         except Exception as error:  # noqa: BLE001  # a dead controller must never hurt a replica
-            logger.warning("heartbeat %d not delivered: %s", self._sequence, error)
+            logger.warning("heartbeat %d not delivered: %s", beat.sequence, error)
             await asyncio.sleep(0.2)
             return
         if verdict.value != "accepted":
-            logger.warning("heartbeat %d rejected: %s", self._sequence, verdict.value)
+            logger.warning("heartbeat %d rejected: %s", beat.sequence, verdict.value)
 
     async def __del__(self) -> None:
         """Serve awaits this at graceful shutdown, after the last request."""

@@ -180,6 +180,7 @@ class DeploymentSettings:
         autoscaling: how many replicas there are, instead of `replicas.count`; None: always that many.
         router: of the routers at start; `deployments: [{name: ingress, user_config: {router: ...}}]` changes them live.
         engine_service: `module:Class` that runs the engine; serving knows it by this name only.
+        allow_faults: replicas take orders to falsify their telemetry; for drills.
     """
 
     model: str
@@ -197,6 +198,7 @@ class DeploymentSettings:
     failover: FailoverRules = field(default_factory=FailoverRules)
     autoscaling: ScalingRules | None = None
     engine_service: str = DEFAULT_ENGINE_SERVICE
+    allow_faults: bool = False
 
     def __post_init__(self) -> None:
         _text("model", self.model)
@@ -204,6 +206,8 @@ class DeploymentSettings:
         _text("engine_service", self.engine_service)
         if self.engine_service.count(":") != 1:
             raise ConfigError("engine_service", self.engine_service, "of the form package.module:Class")
+        if not isinstance(self.allow_faults, bool):
+            raise ConfigError("allow_faults", self.allow_faults, "true or false")
         self._check_heartbeats()
 
     def _check_heartbeats(self) -> None:
@@ -283,6 +287,7 @@ class DeploymentSettings:
             failover=build(FailoverRules, _section(args, "failover"), "failover"),
             autoscaling=_scaling(args),
             engine_service=args.get("engine_service", DEFAULT_ENGINE_SERVICE),
+            allow_faults=args.get("allow_faults", False),
         )
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from vtoken.core.desk import Desk
+from vtoken.serving.ridealong import Ride
 
 MAX_NOTES = 10_000
 """Notes that wait for the next decision; older ones are dropped."""
@@ -24,11 +25,11 @@ class Sidelines:
     def __init__(self, counters: Callable[[], dict[str, Any]]) -> None:
         self.counters = counters
         self._notes: deque[Callable[[Desk], None]] = deque(maxlen=MAX_NOTES)
+        self._rides: dict[str, tuple[Ride, float]] = {}
 
-    def rode_along(self, replica_id: str, row: Sequence[int]) -> None:
-        """A snapshot came with an answer; `row` as in `vtoken.core.columns`."""
-        now_s = time.monotonic()
-        self._notes.append(lambda desk: desk.overtake(replica_id, row, now_s))
+    def rode_along(self, replica_id: str, row: Ride) -> None:
+        """A snapshot came with an answer; only the last one of a replica counts."""
+        self._rides[replica_id] = row, time.monotonic()
 
     def served(self, replica_id: str, sent_s: float) -> None:
         """An engine has answered a request that was sent at `sent_s`."""
@@ -44,6 +45,9 @@ class Sidelines:
         """To be called by the router: hand over what has come since."""
         while self._notes:
             self._notes.popleft()(desk)
+        if self._rides:
+            rides, self._rides = self._rides, {}
+            desk.overtake(rides)
 
 
 _routers: dict[str, Sidelines] = {}
