@@ -166,6 +166,14 @@ def test_a_policy_declares_what_it_looks_at(name: str) -> None:
     assert looks_at == [needs_of(load_policy(name))]
 
 
+@each_policy
+def test_a_policy_is_one_class_of_one_method_in_a_file_of_50_lines(name: str) -> None:
+    source = inspect.getsource(import_module(SHIPPED[name].module))
+    assert len(source.splitlines()) <= 50
+    (policy,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    assert [node.name for node in policy.body if isinstance(node, ast.FunctionDef)] == ["select"]
+
+
 # ---- The ledger -----------------------------------------------------------------------------------------------------
 
 
