@@ -1,4 +1,4 @@
-"""`vtoken simulate`: the checks, one fleet on one trace, or the study of routers."""
+"""`vtoken simulate`: one fleet on one trace; `--check`: is the simulator right? `--study`: the routers compared."""
 
 from __future__ import annotations
 
@@ -6,16 +6,35 @@ import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from vtoken.core.errors import ConfigError
+from vtoken.simulate.routers import ROUTERS
+from vtoken.simulate.traces import TRACES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("--data", default=os.environ.get("VTOKEN_DATA"), help="directory with traces and latency grids")
     parser.add_argument("--check", action="store_true", help="compare with a measured run and with measured capacities")
+    parser.add_argument("--study", action="store_true", help="compare all routers on all cases")
+    parser.add_argument(
+        "--case", default="", metavar="TEXT", help="only the cases of the study with TEXT in their name"
+    )
+    parser.add_argument("--trace", choices=sorted(TRACES), default="azure", help="(default: %(default)s)")
+    parser.add_argument("--router", choices=ROUTERS, default="ours", help="(default: %(default)s)")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[4], help="one or, in a study, more (default: 4)")
+    parser.add_argument("--requests", type=int, default=1000, help="of the trace (default: %(default)s)")
+    parser.add_argument("--rate", type=float, help="requests per second and replica (default: as in the trace)")
+    parser.add_argument("--ingresses", type=int, default=1, help="routers side by side (default: %(default)s)")
+    parser.add_argument("--heartbeat-s", type=float, default=0.1, help="of replicas (default: %(default)s)")
+    parser.add_argument("--keep-ratio", type=float, help="share of its tokens that every request keeps")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--out", help="directory for CSV files and, with matplotlib, a picture")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,17 +45,58 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if not arguments.data:
         raise ConfigError("data", arguments.data, "a directory with traces (--data DIR or VTOKEN_DATA)")
-    data = Path(arguments.data)
     if arguments.check:
         from vtoken.simulate.check import check
 
-        values, holds = check(data)
-        return report("simulate-check", values, holds=holds)
-    raise ConfigError("simulate", "nothing", "--check")
+        return report("simulate-check", *check(Path(arguments.data)))
+    return _study(arguments) if arguments.study else _one(arguments)
 
 
-def report(name: str, values: dict[str, Any], *, holds: bool) -> int:
+def report(name: str, values: dict[str, Any], holds: bool) -> int:
     """Print the last line; the exit status."""
     line = {"id": name, "pass": holds, "values": values, "command": " ".join(["vtoken", *sys.argv[1:]])}
     print(json.dumps(line), flush=True)
     return 0 if holds else 1
+
+
+def _one(arguments: argparse.Namespace) -> int:
+    from vtoken.core.config import VTokenConfig
+    from vtoken.simulate.calibration import grid
+    from vtoken.simulate.fleet import Fleet, FleetShape
+    from vtoken.simulate.outcome import ServiceLevel, plot_series, summary, write_series
+    from vtoken.simulate.state import EngineShape
+    from vtoken.simulate.study import H100_BLOCKS, H100_SLOWNESS, LARGE, RTX4090_BLOCKS
+
+    data, count = Path(arguments.data), arguments.replicas[0]
+    work = TRACES[arguments.trace](data).repeated(arguments.requests)
+    if arguments.rate:
+        work = work.at_rate(arguments.rate * count)
+    large = arguments.trace in LARGE
+    blocks = H100_BLOCKS if large else RTX4090_BLOCKS
+    policy = {"policy": {"policy": "random", "keep_ratio": arguments.keep_ratio}} if arguments.keep_ratio else {}
+    engine = EngineShape(blocks, grid(data).model, config=VTokenConfig.from_mapping(policy))
+    slowness = [H100_SLOWNESS if large else 1.0] * count
+    shape = FleetShape(engine, [blocks] * count, slowness, arguments.ingresses, arguments.heartbeat_s)
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    outcome = Fleet(work, shape, arguments.router, seed=arguments.seed).run()
+    values = {key: round(value, 4) for key, value in summary(outcome, ServiceLevel()).items()}
+    values |= {"wall_s": round(time.perf_counter() - began_s, 1), "cpu_s": round(time.process_time() - began_cpu_s, 1)}
+    if arguments.out:
+        out = Path(arguments.out)
+        write_series(out / "series.csv", outcome)
+        plot_series(out / "series.png", outcome)
+    return report("simulate", values, holds=values["done"] + values["failed"] == len(work))
+
+
+def _study(arguments: argparse.Namespace) -> int:
+    from vtoken.simulate.outcome import write_rows
+    from vtoken.simulate.study import study, verdicts
+
+    rows = study(Path(arguments.data), arguments.replicas, arguments.case, Console(stderr=True).log)
+    found = verdicts(rows)
+    if arguments.out and rows:
+        write_rows(Path(arguments.out) / "study.csv", rows)
+        write_rows(Path(arguments.out) / "verdicts.csv", found)
+    words = {word: sum(one["verdict"] == word for one in found) for word in ("wins", "ties", "loses")}
+    worst = min((one["over_best"] for one in found), default=0.0)
+    return report("simulate-study", {**words, "worst_over_best": round(worst, 3)}, holds=bool(found) and worst >= 0.98)

@@ -1,0 +1,164 @@
+"""Q13: routers compared on traces, under memory pressure and without, with equal and unequal replicas, with faults.
+
+A case is a trace, an engine, a fleet and a load. The load is a share of what the fleet could do at most: requests per
+second of one replica that always has work, times the replicas, each by its share of blocks and its speed. Every router
+sees the same requests at the same times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vtoken.core.config import VTokenConfig
+from vtoken.simulate import traces
+from vtoken.simulate.calibration import grid, run_alone
+from vtoken.simulate.faults import Fault, Kind
+from vtoken.simulate.fleet import Fleet, FleetShape
+from vtoken.simulate.outcome import ServiceLevel, summary
+from vtoken.simulate.routers import ROUTERS
+from vtoken.simulate.state import EngineShape
+from vtoken.simulate.steptime import StepTime
+from vtoken.simulate.workload import Workload
+
+RTX4090_BLOCKS = 2587
+H100_BLOCKS, H100_SLOWNESS = 11_518, 0.3
+"""A stand-in for an H100 at a memory share of 0.5: the paper's blocks; the RTX 4090's step times by the ratio of the
+two cards' memory bandwidth (1.0 and 3.35 TB/s). No grid of an H100 with attention is at hand."""
+
+LARGE = ("mooncake", "mixed")
+"""Traces whose prompts do not fit an RTX 4090's pool."""
+
+TIE = 0.02
+MIN_REQUESTS_ALONE = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        trace: name of a trace. requests: how many, per replica.
+        load: share of what the fleet can do; 0: the trace's own arrivals.
+        small: every second replica has half the blocks. slow: every second one takes twice the time.
+        burst: factor of the arrival rate in the middle tenth of the run.
+        faults: kinds that hit an eighth of the replicas, at least one, from a quarter to three quarters of the run.
+        evicts: half of the tokens are forgotten, and relocated eagerly.
+    """
+
+    name: str
+    trace: str
+    load: float
+    requests: int = 250
+    small: bool = False
+    slow: bool = False
+    burst: float = 0.0
+    faults: Sequence[Kind] = ()
+    evicts: bool = False
+    routers: int = 1
+
+
+CASES = (
+    Case("azure, ample", "azure", 0.6),
+    Case("azure, pressure", "azure", 0.95),
+    Case("azure, pressure, 4 ingresses", "azure", 0.95, routers=4),
+    Case("azure, unequal pools", "azure", 0.95, small=True),
+    Case("azure, unequal speed", "azure", 0.95, slow=True),
+    Case("azure, burst x 4", "azure", 0.7, burst=4.0),
+    Case("azure, half forgotten", "azure", 0.95, evicts=True),
+    Case("azure, a replica dies", "azure", 0.8, faults=(Kind.DEATH,)),
+    Case("azure, a replica slows", "azure", 0.8, faults=(Kind.SLOW,)),
+    Case("azure, a replica lies", "azure", 0.8, faults=(Kind.LYING,)),
+    Case("azure, a replica is silent", "azure", 0.8, faults=(Kind.SILENT,)),
+    Case("burstgpt, pressure", "burstgpt", 0.95, requests=100),
+    Case("sharegpt, pressure", "sharegpt", 0.95, requests=100),
+    Case("sharegpt, unequal pools", "sharegpt", 0.95, requests=100, small=True),
+    Case("mooncake, ample", "mooncake", 0.6, requests=150),
+    Case("mooncake, pressure", "mooncake", 0.95, requests=150),
+    Case("mixed, pressure", "mixed", 0.95, requests=75),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What all cases share."""
+
+    data: Path
+    step_time: StepTime
+    level: ServiceLevel = field(default_factory=ServiceLevel)
+    seed: int = 0
+
+    def compare(self, case: Case, replicas: int, routers: Sequence[str] = ROUTERS) -> Iterator[dict[str, Any]]:
+        """A row per router."""
+        shape = self.fleet_shape(case, replicas)
+        work = self.workload(case, shape)
+        faults = _faults(case, replicas, float(work.arrival_s[-1]))
+        level = replace(self.level, first_token_s=self.level.first_token_s * (3.0 if case.trace in LARGE else 1.0))
+        for router in routers:
+            outcome = Fleet(work, shape, router, faults, self.seed).run()
+            use = float(outcome.series[:, 3].mean())
+            yield {
+                "case": case.name, "replicas": replicas, "router": router, **summary(outcome, level), "kv_use": use,
+            }  # fmt: skip
+
+    def fleet_shape(self, case: Case, replicas: int) -> FleetShape:
+        """The fleet of a case."""
+        policy = {"policy": {"policy": "random", "keep_ratio": 0.5}} if case.evicts else {}
+        large = case.trace in LARGE
+        blocks = H100_BLOCKS if large else RTX4090_BLOCKS
+        engine = EngineShape(blocks, self.step_time, config=VTokenConfig.from_mapping(policy))
+        second = np.arange(replicas) % 2 == 1
+        speed = (H100_SLOWNESS if large else 1.0) * np.where(second & case.slow, 2.0, 1.0)
+        pools = np.where(second & case.small, blocks // 2, blocks)
+        return FleetShape(engine, pools.tolist(), speed.tolist(), case.routers)
+
+    def workload(self, case: Case, shape: FleetShape) -> Workload:
+        """The requests of a case."""
+        trace = traces.TRACES[case.trace](self.data)
+        alone = trace.head(max(MIN_REQUESTS_ALONE, case.requests))
+        at_once = replace(alone, arrival_s=np.zeros(len(alone)))
+        most = len(alone) / run_alone(at_once, shape.engine).makespan_s
+        worth = sum(b / shape.engine.blocks / s for b, s in zip(shape.blocks, shape.slowness, strict=True))
+        work = trace.repeated(case.requests * len(shape.blocks)).at_rate(case.load * most * worth)
+        if case.burst:
+            work = work.with_burst(0.45 * work.seconds, 0.1 * work.seconds / case.burst, case.burst)
+        return work
+
+
+def _faults(case: Case, replicas: int, seconds: float) -> list[Fault]:
+    hit = tuple(range(max(1, replicas // 8)))
+    return [Fault(kind, hit, 0.25 * seconds, 0.75 * seconds) for kind in case.faults]
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per case and size: our goodput over the best other router's (the oracle apart) and over round robin's."""
+    found = []
+    for key in dict.fromkeys((row["case"], row["replicas"]) for row in rows):
+        goodput = {row["router"]: row["goodput_tokens_per_s"] for row in rows if (row["case"], row["replicas"]) == key}
+        others = {name: value for name, value in goodput.items() if name not in {"ours", "oracle"}}
+        best = max(others, key=lambda name: others[name])
+        ratio = goodput["ours"] / others[best]
+        word = "wins" if ratio > 1 + TIE else "loses" if ratio < 1 - TIE else "ties"
+        found.append({
+            "case": key[0], "replicas": key[1], "verdict": word, "over_best": ratio, "best": best,
+            "over_round_robin": goodput["ours"] / goodput["round_robin"],
+            "of_oracle": goodput["ours"] / goodput["oracle"],
+        })  # fmt: skip
+    return found
+
+
+def study(data: Path, sizes: Sequence[int], wanted: str, log: Callable[[str], None]) -> list[dict[str, Any]]:
+    """All cases whose name contains `wanted`, at every size; a row per router."""
+    run = Study(data, grid(data).model)
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        for replicas in sizes if wanted in case.name else ():
+            new = list(run.compare(case, replicas))
+            rows += new
+            one = verdicts(new)[0]
+            log(f"{case.name}, {replicas} replicas: {one['verdict']}, {one['over_best']:.3f} of {one['best']}")
+    return rows
