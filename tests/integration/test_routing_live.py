@@ -69,7 +69,7 @@ def test_decisions_are_made_by_young_reports_and_counted(local):
 
 def test_every_setting_of_the_routers_is_reloaded_live(local):
     """The way from the controller on; that the ingress tells the controller is tested in `test_serving_front.py`."""
-    from vtoken.drills.telemetry import tune
+    from vtoken.serving.disturb import tune
 
     before = RoutingTunables()
     changed = {
@@ -88,7 +88,7 @@ def test_every_setting_of_the_routers_is_reloaded_live(local):
 
 
 def test_a_liar_is_caught_and_believed_again_when_it_tells_the_truth(local):
-    from vtoken.drills.telemetry import inject
+    from vtoken.serving.disturb import inject
 
     victim = fleet_of(local)["replicas"][0]["replica_id"]
     inject(victim, "lie")
@@ -104,7 +104,7 @@ def test_a_liar_is_caught_and_believed_again_when_it_tells_the_truth(local):
 
 
 def test_routing_goes_on_without_a_controller_and_its_settings_come_back(local):
-    from vtoken.drills.telemetry import kill_controller
+    from vtoken.serving.disturb import kill_controller
 
     before = router_of(local)["tunables"]
     with ThreadPoolExecutor(1) as pool:

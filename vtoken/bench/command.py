@@ -60,6 +60,7 @@ BENCHMARKS: dict[str, tuple[str, Benchmark]] = {
     "bookkeeping": ("Q9: tables, policies and plans per step, by tracked requests; no engine", _of("bookkeeping")),
     "copy": ("the copy engine against a plain copy of as many bytes", _of("copies")),
     "frontier": ("Q4: the largest concurrency without a preemption, at a fixed block budget", _of("frontier")),
+    "heartbeats": ("what one controller takes of a large fleet's reports, and how old they get", _of("heartbeats")),
     "identity": ("Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity),
     "idle": ("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
     "quality": ("Q11: perplexity, needle recall and ROUGE-L by policy and share of tokens kept", _quality),

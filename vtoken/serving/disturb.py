@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from vtoken.drills.world import DrillError
+from vtoken.core.errors import VTokenError
 from vtoken.serving.broadcast import broadcast
 from vtoken.serving.controller import NAMESPACE, controller_name
 from vtoken.serving.local import APP_NAME
@@ -19,15 +19,19 @@ from vtoken.serving.settings import DeploymentSettings
 TIMEOUT_S = 20.0
 
 
+class DisturbError(VTokenError):
+    """A fault could not be made, or ended."""
+
+
 def inject(replica_id: str, fault: str) -> None:
     """Begin or end a fault of one replica's reports (`vtoken.serving.faults`).
 
     Raises:
-        DrillError: that replica did not do it.
+        DisturbError: that replica did not do it.
     """
     answers = asyncio.run(_asked(replica_id, fault))
     if True not in answers:
-        raise DrillError(f"replica {replica_id} did not take the fault {fault!r}: {answers}")
+        raise DisturbError(f"replica {replica_id} did not take the fault {fault!r}: {answers}")
 
 
 async def _asked(replica_id: str, fault: str) -> list[Any]:
