@@ -60,7 +60,20 @@ def takers(url: str) -> set[str]:
     return {key for key, replica in fleet_of(url).items() if not replica["draining"] and replica["age_s"] < 2.0}
 
 
-def until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], object] = lambda: "") -> None:
+def all_of(count: int, url: str, timeout_s: float = 60.0) -> set[str]:
+    """Ids of the replicas once so many take requests; one look may miss a report that is late."""
+    seen: set[str] = set()
+
+    def complete() -> bool:
+        nonlocal seen
+        seen = takers(url)
+        return len(seen) == count
+
+    until(complete, timeout_s, lambda: fleet_of(url))
+    return seen
+
+
+def until(condition: Callable[[], object], timeout_s: float, what: Callable[[], object] = lambda: "") -> None:
     """Wait for a condition; after `timeout_s` fail, showing `what`."""
     end_s = time.monotonic() + timeout_s
     while not condition():

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.cluster.fake_fleet import ENGINES, Traffic, ask, fake_arguments, takers, until
+from tests.cluster.fake_fleet import ENGINES, Traffic, all_of, ask, fake_arguments, takers, until
 from tests.cluster.hosts import PREFIX, ROOT, Host, home, keep_paths, lay_switch, own_places, run
 
 ADDRESSES = [PREFIX + number for number in ("10", "11", "12")]
@@ -124,13 +124,14 @@ class Story:
 
     def kill_and_heal(self) -> None:
         """SIGKILL for the raylet of one worker; Ray must start it again, and Serve its replica."""
-        host, before = self.hosts[-1], takers(self.url)
+        host, before = self.hosts[-1], all_of(len(self.hosts), self.url)
         (raylet,) = host.processes("raylet")
         with self.timed("heal"), Traffic(self.url, clients=2, tokens=5) as traffic:
             os.kill(raylet, signal.SIGKILL)
-            until(lambda: self.whole() and takers(self.url) != before, 150.0, self.state)
+            until(lambda: self.whole() and takers(self.url) - before, 150.0, self.state)
+            after = all_of(len(self.hosts), self.url)
         self.seen["raylet_is_new"] = raylet not in host.processes("raylet")
-        self.seen["replicas_kept"] = len(takers(self.url) & before)
+        self.seen["replicas_kept"] = len(after & before)
         self.seen["outcomes"] = {str(key): count for key, count in traffic.outcomes.items()}
         self.seen["asked_again"] = sorted({ask(self.url).status_code for _ in range(6)})
 

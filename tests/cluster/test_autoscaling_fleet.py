@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.cluster.fake_fleet import Traffic, ask, fake_arguments, fleet_of, takers, until
+from tests.cluster.fake_fleet import Traffic, all_of, ask, fake_arguments, fleet_of, takers, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -29,11 +29,10 @@ def running(url):
 
 
 def test_grows_under_load_and_then_the_idle_replica_goes_although_serve_would_stop_the_newest(url):
-    (oldest,) = takers(url)
+    (oldest,) = all_of(1, url)
     with Traffic(url, clients=4, tokens=20) as load:
-        until(lambda: len(takers(url)) == 2, 40.0, lambda: fleet_of(url))
+        (newest,) = all_of(2, url) - {oldest}
     assert set(load.outcomes) == {200}, load.outcomes
-    (newest,) = takers(url) - {oldest}
 
     with ThreadPoolExecutor(2) as pool:
         # Two requests lie on two replicas; the one on the newest is held until the fleet has shrunk.
@@ -59,4 +58,4 @@ def test_it_stays_at_min_and_serve_is_content_again(url):
     from ray import serve
 
     until(lambda: serve.status().applications["vtoken"].status == "RUNNING", 30.0, serve.status)
-    assert len(takers(url)) == 1
+    all_of(1, url)
