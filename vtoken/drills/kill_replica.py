@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 from vtoken.drills.outcome import Outcome
 from vtoken.drills.replays import differences, digits_of, losses
@@ -25,20 +26,23 @@ from vtoken.drills.world import World
 SETTINGS = EXACT
 OWN_FLEET = True
 
-STREAMS, TOKENS, BEGUN = 20, 160, 12
+STREAMS, TOKENS, QUICK_TOKENS, BEGUN = 20, 160, 100, 12
 KILLS, QUICK_KILLS = 10, 2
 SAME_SHARE = 0.95
+REPLAYS = 8
+"""At once."""
 
 
 def run(world: World, quick: bool) -> Outcome:
     """Kill, look, wait until two fresh replicas serve; so many times."""
     outcome = Outcome("kill-replica")
-    undisturbed = _undisturbed(world)
+    tokens = QUICK_TOKENS if quick else TOKENS
+    undisturbed = _undisturbed(world, tokens)
     streams: list[Recording] = []
     recovery_s = []
     with unary_loops(world) as loops:
         for number in range(QUICK_KILLS if quick else KILLS):
-            traffic, begun = begin_streams(world, STREAMS, TOKENS, BEGUN)
+            traffic, begun = begin_streams(world, STREAMS, tokens, BEGUN)
             victim, pid = sorted(world.local.replica_pids().items())[number % 2]
             os.kill(pid, signal.SIGKILL)
             recovery_s.append(recover(world, {victim}))
@@ -55,11 +59,11 @@ def run(world: World, quick: bool) -> Outcome:
     return outcome
 
 
-def _undisturbed(world: World) -> dict[str, str]:
+def _undisturbed(world: World, tokens: int) -> dict[str, str]:
     """The text of every request of this drill, by its message, with nothing in the way."""
     traffic = Traffic(world.url)
     for index in range(STREAMS):
-        traffic.start(stream_body(world, index, TOKENS))
+        traffic.start(stream_body(world, index, tokens))
     for loop in range(LOOPS):
         for turn in range(UNARY_BODIES):
             traffic.start(loop_body(world, loop, turn))
@@ -81,7 +85,9 @@ def _judge_texts(outcome: Outcome, recordings: list[Recording], undisturbed: dic
 def _judge_replays(outcome: Outcome, world: World, streams: list[Recording]) -> None:
     lost = losses(world.local.logs)
     resumed = [recording for recording in streams if digits_of(recording) in lost]
-    wrong = [line for recording in resumed for line in differences(world, recording, lost[digits_of(recording)])]
+    with ThreadPoolExecutor(REPLAYS) as pool:
+        found = pool.map(lambda recording: differences(world, recording, lost[digits_of(recording)]), resumed)
+        wrong = [line for lines in found for line in lines]
     outcome.values["streams_resumed"] = len(resumed)
     outcome.values["replays_different"] = len(wrong)
     outcome.expect(bool(resumed), "no stream was on a replica that was killed: nothing was tried")
