@@ -12,10 +12,13 @@ from ray.exceptions import RayActorError
 
 from tests.unit.test_serving_front import front
 from vtoken.core.waiting_line import Priority
+from vtoken.drills.fuzz_cases import CANARY as CASE_CANARY
+from vtoken.drills.fuzz_cases import by_hand, from_document
 from vtoken.serving import visit
 from vtoken.serving.access_log import AccessLogSettings, AccessRecord, logger, open_log
 from vtoken.serving.keys import AuthSettings, KeyRing, KeyRules
 from vtoken.serving.limit_settings import LimitSettings
+from vtoken.serving.openapi import document
 from vtoken.serving.settings import ReplicaSettings
 
 SECRET, OTHER = "sk-very-secret-1", "another-secret"
@@ -77,13 +80,16 @@ def server(items, auth=None, **settings):
 
 
 async def ask(
-    app, body=BODY, headers=AUTHORIZED, path="/v1/chat/completions", query=b"", chunks=None, leave_after=None
-):
+    app, body=BODY, headers=AUTHORIZED, path="/v1/chat/completions", query=b"", method="POST", chunks=None,
+    leave_after=None, last=False,
+):  # fmt: skip
     """Status, headers and body of an exchange; `leave_after` messages the client is gone."""
     raw = json.dumps(body).encode() if chunks is None else b""
     incoming = [{"type": "http.request", "body": raw, "more_body": False}]
     if chunks is not None:
         incoming = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+        if last:
+            incoming[-1]["more_body"] = False
     sent, asked = [], 0
 
     async def receive():
@@ -101,7 +107,7 @@ async def ask(
     named = {"content-type": "application/json", **headers}
     scope = {
         "type": "http",
-        "method": "POST" if path.startswith(("/v1/chat", "/v1/comp")) else "GET",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
         "query_string": query,
@@ -228,7 +234,7 @@ def poisoned(canary):
         "authorization": {"headers": {"authorization": f"Bearer {canary}"}},
         "header": {"headers": {**AUTHORIZED, **headers}},
         "query": {"query": f"key={canary}".encode()},
-        "path": {"path": f"/v1/vtoken/requests/{canary} x"},
+        "path": {"path": f"/v1/vtoken/requests/{canary} x", "method": "GET"},
         "text": {"chunks": [f'{{"model": {canary}'.encode()], "leave_after": 1},
         "id": {"headers": {**AUTHORIZED, "x-request-id": f"{canary} !"}},
         **{place: {"body": {**BODY, **change}} for place, change in bodies.items()},
@@ -331,3 +337,31 @@ def test_an_engine_that_schedules_by_priority_hears_of_it_and_a_key_has_a_ceilin
     assert handle.calls[0][2]["priority"] == number
     status, _, _ = asyncio.run(ask(app, {**BODY, "priority": -5}))
     assert status == 400
+
+
+# ---- Malformed requests ---------------------------------------------------------------------------------------------
+
+
+def test_no_malformed_request_is_a_5xx_or_leaves_anything_behind(log):
+    """Those of `vtoken drill fuzz`, without an engine; every status is one that the OpenAPI document names."""
+    limits = LimitSettings(max_tokens=64, max_n=4, max_body_bytes=1 << 20)
+    told = document("m", limits)
+    cases = [case for case in [*from_document(told, 40, seed=1), *by_hand("m", SECRET)] if not case.data]
+    assert len(cases) >= 150
+    for case in cases:
+        app, service, _ = server([ANSWER], limits=limits, engine={"max_model_len": 2048})
+        log.lines.clear()
+        headers = {**AUTHORIZED, **case.headers}
+        path, _, query = case.path.partition("?")
+        chunks = [case.content[at : at + 65536] for at in range(0, len(case.content), 65536)] or [b""]
+        exchange = ask(
+            app, headers=headers, path=path, query=query.encode(), chunks=chunks, last=True, method=case.method
+        )
+        status, _, _ = asyncio.run(asyncio.wait_for(exchange, 20.0))
+        if path in told["paths"] and case.method == "POST":
+            assert str(status) in told["paths"][path]["post"]["responses"], case.name
+        assert status < 500, case.name
+        assert service._gate.report()["inside_requests"] == 0
+        for line in log.lines:
+            assert CASE_CANARY not in line
+            assert SECRET not in line
