@@ -48,7 +48,8 @@ def test_grows_under_load_and_then_the_idle_replica_goes_although_serve_would_st
         until(lambda: running(url).get(newest) == 1, 5.0, lambda: running(url))
         with Traffic(url, clients=1, tokens=1) as trickle:
             until(lambda: takers(url) == {newest}, 30.0, lambda: fleet_of(url))
-            until(lambda: set(fleet_of(url)) == {newest}, 30.0, lambda: fleet_of(url))
+            # At once with its good-bye; on a machine under load that may be lost, and then it is forgotten after 30 s.
+            until(lambda: set(fleet_of(url)) == {newest}, 60.0, lambda: fleet_of(url))
         assert {answer.result().status_code for answer in answers} == {200}
     assert set(trickle.outcomes) == {200}, trickle.outcomes
     assert ask(url).status_code == 200
