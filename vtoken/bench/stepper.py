@@ -80,13 +80,13 @@ class Stepper:
         )  # fmt: skip
         self._outputs: dict[str, tuple[int, ...]] = {}
 
-    def add(self, prompts: Sequence[list[int]], tokens: int) -> Cost:
+    def add(self, prompts: Sequence[list[int]], tokens: int, **sampling: Any) -> Cost:
         """Enqueue prompts, each to be continued by exactly `tokens` tokens; forgets the outputs before."""
         self._outputs = {}
 
         def work() -> int:
             for prompt in prompts:
-                self._outputs[self.engine.add(prompt, max_tokens=tokens, ignore_eos=True)] = ()
+                self._outputs[self.engine.add(prompt, max_tokens=tokens, ignore_eos=True, **sampling)] = ()
             return 0
 
         return self._cost(work)
