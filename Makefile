@@ -17,7 +17,7 @@ export VLLM_NO_USAGE_STATS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-kernels test-cluster cluster-tools check lock clean
+.PHONY: help setup model demo test test-kernels test-cluster cluster-tools check prometheus observe test-observe lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -34,7 +34,7 @@ model: setup
 demo: model  ## two replicas serve real chat traffic and reclaim memory (KEEP=1 leaves the server up)
 	@$(BIN)/python -m vtoken.demo $(if $(KEEP),--keep)
 
-test: model  ## all tests that need no GPU: unit tests first, then real engines and clusters
+test: model prometheus  ## all tests that need no GPU: unit tests first, then real engines and clusters
 	@echo "== unit tests"
 	@$(BIN)/python -m pytest -m "not integration and not cluster and not gpu and not kernels"
 	@echo "== Triton kernels, interpreted"
@@ -58,6 +58,19 @@ check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vtoken dashboards build --check
+
+# Debian's package has the server and promtool; its service is not wanted.
+prometheus:
+	@command -v prometheus > /dev/null && command -v promtool > /dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo "installing Debian's package prometheus" && \
+	  apt-get -qq update && RUNLEVEL=1 apt-get -qq install -y --no-install-recommends prometheus > /dev/null 2>&1; \
+	} || echo "prometheus is not installed (Debian: apt-get install prometheus): its tests will be skipped"
+
+observe: model prometheus  ## the demo fleet under steady traffic, watched by a Prometheus; says where to look
+	@$(BIN)/python -m vtoken.demo.observe
+
+test-observe: setup prometheus  ## boards, alerts, metrics: with a real Prometheus on a fleet of scripted engines
+	@$(BIN)/python -m pytest tests/observe
 
 lock:  ## regenerate deploy/setup/constraints-*.txt
 	@$(PYTHON) deploy/setup/lock.py

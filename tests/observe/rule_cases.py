@@ -81,12 +81,27 @@ def _load(first: int, second: int) -> tuple[tuple[str, str], ...]:
     )
 
 
+INGRESS = f'{APP},ingress="i"'
+
+
+def _gate(*rates: tuple[str, float, float]) -> Case:
+    """Decisions of a gate by ruling: per second when firing, and when quiet."""
+    return Case(
+        *(
+            tuple(
+                at("admission_decisions_total", rising(pair[which]), INGRESS, f'ruling="{pair[0]}"') for pair in rates
+            )
+            for which in (1, 2)
+        )
+    )
+
+
 def _waste(share: float) -> tuple[tuple[str, str], ...]:
     return at("waste_ratio", flat(share)), _THETA
 
 
 CASES: dict[str, Case] = {
-    "MoveCheckFailed": _one("move_check_failures", late(0, 1), flat(0)),
+    "MoveCheckFailed": _one("move_check_failures_total", late(0, 1), flat(0)),
     "Degraded": _one("degraded", late(0, 1), flat(0)),
     "MoveChecksStopped": Case(
         (at("moves_total", rising(100)), at("move_checks_total", flat(7)), _CHECKS),
@@ -135,6 +150,34 @@ CASES: dict[str, Case] = {
         "replica_level", " ".join(["0 1"] * (STEPS // 2)), late(0, 1), f'{APP},replica="r1"', 'level="open"'
     ),
     "RouterSkew": Case(_load(20, 1), _load(10, 8)),
+    "Refusing": _gate(("refused", 0.5, 0.05), ("admitted", 1, 1)),
+    "WaitLong": Case(
+        *(
+            (
+                at("admission_wait_seconds_total", rising(seconds), INGRESS),
+                at("admission_waits_total", rising(0.5), INGRESS),
+            )
+            for seconds in (10, 1)
+        )
+    ),
+    "RouterBlind": Case(
+        *(
+            tuple(
+                at("router_decisions_total", rising(rate), INGRESS, f'reason="{reason}"')
+                for reason, rate in (("room", 1), ("unknown", blind), ("power_of_two", blind))
+            )
+            for blind in (2, 0.1)
+        )
+    ),
+    "RequestsLost": Case(
+        *(
+            tuple(
+                at("failovers_total", values, f'{APP},ingress="i"', f'outcome="{outcome}"')
+                for outcome, values in (("not_resumable", lost), ("no_replica", flat(0)), ("resumed", rising(1)))
+            )
+            for lost in (late(0, 1), flat(2))
+        )
+    ),
     "GpuDown": Case(
         (at("gpu_up", "1+0x240 _x60", GPU, 'reason="up"'), at("gpu_up", "_x240 0+0x60", GPU, 'reason="lost"')),
         (at("gpu_up", flat(1), GPU, 'reason="up"'),),

@@ -1,53 +1,68 @@
-"""From totals to increments: what Prometheus adds up must be what happened."""
+"""From what a process knows to values in a metric library: all of it, as it is, with the right labels."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import random
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vtoken.core import rulings
+from vtoken.core.admission import Admission, AdmissionLimits, GateRules
 from vtoken.core.config import VTokenConfig
+from vtoken.core.desk import Desk
+from vtoken.core.failover import Failover
 from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView, ReplicaView, Verdict
+from vtoken.core.gate_room import GateRoom
 from vtoken.core.pressure import Level
+from vtoken.core.routing import RouteHint, RoutingTunables
+from vtoken.core.rulings import Asked
 from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.observability.catalogue import BLOCK_STATES, BY_NAME, of_source
-from vtoken.observability.metric import Kind, Source
+from vtoken.observability.metric import Group, Kind, Source
 from vtoken.observability.publisher import Publisher, Reading, Rounds
-from vtoken.observability.readings import build_reading, config_readings, fleet_readings, snapshot_readings
+from vtoken.observability.readings import (
+    build_reading,
+    config_readings,
+    fleet_readings,
+    ingress_readings,
+    router_readings,
+    snapshot_readings,
+)
 
 REPLICA = {"application": "app", "deployment": "engine", "replica": "r1"}
 
 
 class Store:
-    """A metric library with the traps of Ray's: gauges of this round only, counters born by their first update."""
+    """A metric library like Ray's: keeps what was set in this round, and nothing else."""
 
     def __init__(self):
-        self.gauges, self.counters, self.fails = {}, {}, set()
-
-    def _check(self, metric, labels):
-        assert set(labels) == set(metric.all_labels)
-        assert all(isinstance(value, str) for value in labels.values())
-        if metric.name in self.fails:
-            raise RuntimeError(metric.name)
+        self.values, self.fails = {}, set()
 
     def set(self, metric, labels, value):
-        assert metric.kind is Kind.GAUGE
-        self._check(metric, labels)
-        self.gauges[metric.name, *(labels[name] for name in metric.labels)] = value
-
-    def add(self, metric, labels, amount):
-        assert metric.kind is Kind.COUNTER
-        assert amount >= 0
-        self._check(metric, labels)
-        key = (metric.name, *(labels[name] for name in metric.labels))
-        self.counters[key] = self.counters.get(key, 0) + amount
+        assert set(labels) == set(metric.all_labels)
+        assert all(isinstance(text, str) for text in labels.values())
+        if metric.name in self.fails:
+            raise RuntimeError(metric.name)
+        self.values[metric.name, *(labels[name] for name in metric.labels)] = value
 
 
 def publisher(store, source=Source.REPLICA, common=REPLICA):
     return Publisher(source, common, store)
+
+
+def increase(totals):
+    """What Prometheus makes of a counter's samples."""
+    return sum(after - before if after >= before else after for before, after in pairwise(totals))
+
+
+def ingress_report(gate=None, **failovers):
+    gate = gate or Admission(AdmissionLimits(), GateRules())
+    return {"wanted_replicas": 2, "failovers_total": failovers, "admission": gate.report(GateRoom(5), 0.0)}
 
 
 def snapshots():
@@ -63,12 +78,10 @@ def test_every_field_of_a_snapshot_arrives_as_it_is(snapshot):
     values = snapshot.to_mapping()
     for metric in BY_NAME.values():
         if metric.fields and not metric.labels:
-            seen = store.counters if metric.kind is Kind.COUNTER else store.gauges
-            assert seen[metric.name,] == values[metric.fields[0]]
-    assert [store.gauges["kv_blocks", state] for state in BLOCK_STATES] == [
+            assert store.values[metric.name,] == values[metric.fields[0]]
+    assert [store.values["kv_blocks", state] for state in BLOCK_STATES] == [
         values[f"{state}_blocks"] for state in BLOCK_STATES
     ]
-    assert store.gauges["move_check_failures",] == snapshot.move_check_failures_total
 
 
 def test_no_field_of_a_snapshot_is_left_out_or_shown_twice():
@@ -76,65 +89,63 @@ def test_no_field_of_a_snapshot_is_left_out_or_shown_twice():
     assert sorted(shown) == sorted(Snapshot().to_mapping())
 
 
-@given(st.lists(st.lists(st.integers(0, 50), min_size=1).map(sorted), min_size=1))
+@given(st.lists(st.lists(st.integers(0, 50), min_size=1), min_size=1))
 def test_engines_that_restart_add_up(lives):
-    """Each life of an engine counts from zero; what is published is all that happened in all lives that were seen."""
-    store = Store()
+    """Each life of an engine counts from zero: what Prometheus adds up is all that was seen to happen."""
+    store, samples, happened = Store(), [], 0
     sender = publisher(store)
-    happened, last = 0, 0
     for life in lives:
-        for total in life:
-            # A life that has passed its predecessor's last total by its first report cannot be told from it.
-            happened += total - last if total >= last else total
-            last = total
-            sender.publish([Reading("moves_total", total)])
-    assert store.counters["moves_total",] == happened
+        totals = list(accumulate(life, initial=0))
+        for total in totals:
+            sender.publish(snapshot_readings(Snapshot(moves_total=total)))
+            samples.append(store.values["moves_total",])
+        happened += totals[-1]
+    assert increase(samples) == happened
 
 
 @pytest.mark.parametrize(
-    ("source", "common"),
+    ("source", "common", "readings"),
     [
-        (Source.REPLICA, REPLICA),
-        (Source.CONTROLLER, {"application": "app"}),
-        (Source.INGRESS, {"application": "app", "deployment": "ingress", "ingress": "i1"}),
+        (Source.REPLICA, REPLICA, lambda: snapshot_readings(Snapshot())),
+        (Source.CONTROLLER, {"application": "app"}, lambda: fleet_readings(FleetSnapshot(), FleetRules())),
+        (
+            Source.INGRESS,
+            {"application": "app", "ingress": "i1"},
+            lambda: [*ingress_readings(ingress_report()), *router_readings({})],
+        ),
     ],
 )
-def test_counters_are_there_before_anything_happens(source, common):
+def test_counters_are_there_before_anything_happens(source, common, readings):
+    """With every combination of labels that can be, so that the first event is seen."""
     store = Store()
-    publisher(store, source, common).publish([])
+    Rounds(publisher(store, source, common), [readings], cpu_s=lambda: 0.0).run_once()
     expected = {
         (metric.name, *own.values())
         for metric in of_source(source)
-        if metric.kind is Kind.COUNTER
-        for own in metric.zero_label_sets()
+        if metric.kind is Kind.COUNTER and metric.group is not Group.GPU
+        for own in metric.label_sets()
     }
-    assert expected
-    assert store.counters == dict.fromkeys(expected, 0)
+    assert len(expected) > 5
+    assert expected <= store.values.keys()
+    assert all(store.values[key] == 0 for key in expected if key[0] != "publishes_total")
 
 
-def test_gauges_are_set_in_every_round_and_counters_only_when_they_rise():
+def test_everything_is_set_again_in_every_round():
     store = Store()
     sender = publisher(store)
-    snapshot = Snapshot(block_size_tokens=16, capacity_blocks=8, free_blocks=8, moves_total=3)
-    sender.publish(snapshot_readings(snapshot))
-    store.gauges.clear()
-    before = dict(store.counters)
-    sender.publish(snapshot_readings(snapshot))
-    assert store.gauges["capacity_blocks",] == 8
-    assert store.counters == before
+    sender.publish(snapshot_readings(Snapshot(moves_total=3)))
+    before = dict(store.values)
+    store.values.clear()
+    sender.publish(snapshot_readings(Snapshot(moves_total=3)))
+    assert store.values == before
 
 
-def test_an_increment_that_the_library_refused_is_not_lost():
+def test_a_reading_that_the_library_refuses_keeps_no_other_back():
     store = Store()
-    sender = publisher(store)
-    sender.publish([Reading("moves_total", 5)])
     store.fails = {"moves_total"}
-    with pytest.raises(RuntimeError):
-        sender.publish([Reading("moves_total", 9), Reading("copies_total", 2)])
-    assert store.counters["copies_total",] == 2
-    store.fails = set()
-    sender.publish([Reading("moves_total", 12)])
-    assert store.counters["moves_total",] == 12
+    with pytest.raises(RuntimeError, match="moves_total"):
+        publisher(store).publish([Reading("moves_total", 9), Reading("copies_total", 2)])
+    assert store.values == {("copies_total",): 2}
 
 
 def test_failures_stay_inside_are_counted_and_are_not_logged_every_time(caplog):
@@ -147,10 +158,10 @@ def test_failures_stay_inside_are_counted_and_are_not_logged_every_time(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
             rounds.run_once()
-    assert store.counters["moves_total",] == 1
-    assert store.counters["publishes_total",] == 100
-    assert store.counters["publish_errors_total",] == 99  # the last round's own count came before its failure
-    assert store.counters["publisher_cpu_seconds_total",] == 0.25
+    assert store.values["moves_total",] == 1
+    assert store.values["publishes_total",] == 100
+    assert store.values["publish_errors_total",] == 99  # a round publishes its count before it is over
+    assert store.values["publisher_cpu_seconds_total",] == 0.25
     assert len(caplog.records) == 7
 
 
@@ -171,12 +182,12 @@ def test_a_fleet_says_states_levels_ages_and_verdicts():
     assert view.heartbeat(beat("b", 1, **pool), now_s=3.0) is Verdict.OUT_OF_ORDER
     store = Store()
     publisher(store, Source.CONTROLLER, {"application": "app"}).publish(fleet_readings(view.view(10.0), view.rules))
-    assert [store.gauges["replicas", state] for state in ("fresh", "stale", "draining")] == [1, 1, 0]
-    assert (store.gauges["telemetry_age_seconds", "a"], store.gauges["telemetry_age_seconds", "b"]) == (1.0, 8.0)
-    assert [store.gauges["replica_level", "b", level] for level in Level] == [0, 0, 1]
-    assert (store.gauges["room_ratio", "a"], store.gauges["room_ratio", "b"]) == (1.0, 0.0)
-    assert store.counters["heartbeats_total", "accepted"] == 2
-    assert store.counters["heartbeats_total", "out_of_order"] == 1
+    assert [store.values["replicas", state] for state in ("fresh", "stale", "draining")] == [1, 1, 0]
+    assert (store.values["telemetry_age_seconds", "a"], store.values["telemetry_age_seconds", "b"]) == (1.0, 8.0)
+    assert [store.values["replica_level", "b", level] for level in Level] == [0, 0, 1]
+    assert (store.values["room_ratio", "a"], store.values["room_ratio", "b"]) == (1.0, 0.0)
+    assert store.values["heartbeats_total", "accepted"] == 2
+    assert store.values["heartbeats_total", "out_of_order"] == 1
 
 
 def test_draining_replicas_count_as_such_whatever_their_age():
@@ -190,10 +201,10 @@ def test_settings_and_versions_are_published_as_numbers_and_labels():
     config = VTokenConfig.from_mapping({"check_moves": 0.5, "policy": {"policy": "random", "budget_tokens": 64}})
     versions = {"version": "1", "vllm": "2", "torch": "3", "ray": "4"}
     publisher(store).publish([build_reading(config, versions), *config_readings(config)])
-    assert store.gauges["build_info", "1", "2", "3", "4", "vtoken", "random"] == 1
-    assert store.gauges["config", "check_moves"] == 0.5
-    assert store.gauges["config", "budget_tokens"] == 64
-    assert ("config", "keep_ratio") not in store.gauges
+    assert store.values["build_info", "1", "2", "3", "4", "vtoken", "random"] == 1
+    assert store.values["config", "check_moves"] == 0.5
+    assert store.values["config", "budget_tokens"] == 64
+    assert ("config", "keep_ratio") not in store.values
 
 
 def test_a_replica_stays_within_its_series():
@@ -202,4 +213,44 @@ def test_a_replica_stays_within_its_series():
     sender = publisher(store)
     sender.publish(snapshot_readings(Snapshot()))
     sender.publish(config_readings(VTokenConfig.from_mapping({"policy": {"policy": "random", "budget_tokens": 64}})))
-    assert len(store.gauges) + len(store.counters) <= 250 - 60
+    assert len(store.values) <= 250 - 60
+
+
+def test_what_an_ingress_counts_is_published():
+    store = Store()
+    sender = publisher(store, Source.INGRESS, {"application": "app", "ingress": "i1"})
+    sender.publish(ingress_readings(ingress_report(resumed=3)))
+    assert store.values["wanted_replicas",] == 2
+    assert store.values["admission_places",] == 5
+    assert {key[1]: count for key, count in store.values.items() if key[0] == "failovers_total"} == {
+        **dict.fromkeys(Failover, 0),
+        "resumed": 3,
+    }
+
+
+def test_a_gate_publishes_its_decisions_under_labels_that_were_there_before():
+    store, gate = Store(), Admission(AdmissionLimits(), GateRules())
+    sender = publisher(store, Source.INGRESS, {"application": "app", "ingress": "i1"})
+    sender.publish(ingress_readings(ingress_report(gate)))
+    born = {key for key in store.values if key[0] == "admission_decisions_total"}
+    assert {reason for _, _, reason in born} == set(rulings.Reason)
+    gate.ask(Asked("key"), GateRoom(5), 0.0)
+    sender.publish(ingress_readings(ingress_report(gate)))
+    assert store.values["admission_decisions_total", "admitted", "room"] == 1
+    assert {key for key in store.values if key[0] == "admission_decisions_total"} == born
+
+
+def test_what_a_router_counts_is_published():
+    store = Store()
+    desk = Desk(RoutingTunables(), random.Random(1))
+    choice = desk.decide(["a", "b"], RouteHint(10, 10), 1.0)
+    desk.commit(choice, "request", RouteHint(10, 10), 1.0)
+    desk.served(choice.replica_id, 1.0, 2.0)
+    desk.decision_s.note(0.25)
+    publisher(store, Source.INGRESS, {"application": "app", "ingress": "i1"}).publish(
+        router_readings(desk.to_mapping())
+    )
+    assert store.values["router_decisions_total", choice.reason.value] == 1
+    assert store.values["router_decision_seconds_total",] == 0.25
+    assert store.values["router_timed_decisions_total",] == 1
+    assert store.values["router_trust_ratio", choice.replica_id] == 1.0

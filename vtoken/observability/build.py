@@ -6,19 +6,29 @@ from pathlib import Path
 
 from vtoken.observability.alerts import ALERTS, RECORDINGS
 from vtoken.observability.boards import BOARDS
+from vtoken.observability.grafana_alerts import provisioning_text
 from vtoken.observability.grafana_json import board_text
+from vtoken.observability.prometheus import config_text
 from vtoken.observability.reference import reference_text
 from vtoken.observability.rules import rules_text
 
 DASHBOARDS = Path("dashboards")
 RULES = Path("deploy/prometheus/rules.yml")
+CONFIG = Path("deploy/prometheus/prometheus.yml")
+GRAFANA_ALERTS = Path("deploy/grafana/provisioning/alerting/vtoken.yml")
 REFERENCE = Path("docs/metrics.md")
 
 
 def generated() -> dict[Path, str]:
     """Path below the repository's top -> text."""
     boards = {DASHBOARDS / f"{board.uid}.json": board_text(board) for board in BOARDS}
-    return {**boards, RULES: rules_text(RECORDINGS, ALERTS), REFERENCE: reference_text()}
+    return {
+        **boards,
+        RULES: rules_text(RECORDINGS, ALERTS),
+        CONFIG: config_text(),
+        GRAFANA_ALERTS: provisioning_text(),
+        REFERENCE: reference_text(),
+    }
 
 
 def stale(root: Path) -> list[Path]:

@@ -6,8 +6,11 @@ that they add up on a chart.
 
 from __future__ import annotations
 
+from vtoken.core import routing, rulings
+from vtoken.core.failover import Failover
 from vtoken.core.fleet import Verdict
 from vtoken.core.pressure import Level
+from vtoken.core.rulings import Ruling
 from vtoken.observability.metric import Group, Kind, Metric, Source, Unit
 
 BLOCK_STATES = ("free", "reserved", "private", "shared")
@@ -72,8 +75,6 @@ _INTEGRITY = (
         (Unit.FLAG, "degraded", "1 once a failed check has ended relocation on the worker"),
         (Unit.SECONDS, "substrate_seconds_total", "Time of the substrate on the engine's step path"),
     )),
-    Metric("move_check_failures", Kind.GAUGE, Unit.COUNT, Group.INTEGRITY, Source.REPLICA,
-           "The total of failed checks again, as a gauge: seen even if the first scrape comes after the failure"),
 )  # fmt: skip
 
 _ENGINE = tuple(_shown(Group.ENGINE, unit, name, text) for unit, name, text in (
@@ -99,6 +100,52 @@ _FLEET = (
            "Room of a replica as a share of its capacity; levels follow it", ("replica",)),
     Metric("heartbeats_total", Kind.COUNTER, Unit.COUNT, Group.FLEET, Source.CONTROLLER,
            "Heartbeats by the controller's verdict", ("verdict",), {"verdict": tuple(Verdict)}),
+)  # fmt: skip
+
+
+_RULINGS = {
+    Ruling.ADMITTED: (rulings.Reason.ROOM, rulings.Reason.WAITED),
+    Ruling.WAITING: (rulings.Reason.PLACE, rulings.Reason.RETURNED),
+    Ruling.REFUSED: (
+        rulings.Reason.LINE_FULL, rulings.Reason.KEY_SHARE, rulings.Reason.WAIT_TOO_LONG, rulings.Reason.TIMEOUT,
+        rulings.Reason.RATE, rulings.Reason.NO_REPLICA,
+    ),
+    Ruling.LEFT: (rulings.Reason.DISCONNECT,),
+}  # fmt: skip
+
+
+def _counted(name: str, unit: Unit, text: str) -> Metric:
+    """A number of an ingress without labels of its own."""
+    kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
+    return Metric(name, kind, unit, Group.ADMISSION, Source.INGRESS, text)
+
+
+_ADMISSION = (
+    Metric("admission_decisions_total", Kind.COUNTER, Unit.COUNT, Group.ADMISSION, Source.INGRESS,
+           "Decisions of the gate", ("ruling", "reason"),
+           {"ruling": tuple(Ruling), "reason": tuple(rulings.Reason)},
+           combinations=tuple((ruling, reason) for ruling, reasons in _RULINGS.items() for reason in reasons)),
+    _counted("admission_waiting_requests", Unit.COUNT, "Requests in the line of an ingress"),
+    _counted("admission_inside_requests", Unit.COUNT, "Requests that were let in and have not ended"),
+    _counted("admission_places", Unit.COUNT, "Requests that this ingress may have inside now"),
+    _counted("admission_committed_tokens", Unit.COUNT, "Tokens that the requests inside may come to hold"),
+    _counted("admission_promised_returns", Unit.COUNT, "Clients that were told when to come back, and have not yet"),
+    _counted("admission_waits_total", Unit.COUNT, "Requests that have waited in the line and left it"),
+    _counted("admission_wait_seconds_total", Unit.SECONDS, "Time that they have waited"),
+    Metric("router_decisions_total", Kind.COUNTER, Unit.COUNT, Group.ADMISSION, Source.INGRESS,
+           "Replicas chosen, by reason", ("reason",), {"reason": tuple(routing.Reason)}),
+    _counted("router_retries_total", Unit.COUNT, "Choices for a request that had one before"),
+    _counted("router_refusals_total", Unit.COUNT, "Choices that the replica refused: it was full"),
+    _counted("router_failures_total", Unit.COUNT, "Requests that failed at a replica for no fault of their own"),
+    _counted("router_timed_decisions_total", Unit.COUNT, "Decisions that were timed"),
+    _counted("router_decision_seconds_total", Unit.SECONDS, "Time of these decisions"),
+    _counted("router_aged_decisions_total", Unit.COUNT, "Decisions whose telemetry had an age"),
+    _counted("router_telemetry_age_seconds_total", Unit.SECONDS, "Age of the telemetry at these decisions"),
+    Metric("router_trust_ratio", Kind.GAUGE, Unit.RATIO, Group.ADMISSION, Source.INGRESS,
+           "How far the router believes a replica's reports: 1 fully, 0 not at all", ("replica",)),
+    Metric("failovers_total", Kind.COUNTER, Unit.COUNT, Group.ADMISSION, Source.INGRESS,
+           "Requests whose replica was lost or ended by plan, by what became of them", ("outcome",),
+           {"outcome": tuple(Failover)}),
 )  # fmt: skip
 
 
@@ -141,7 +188,7 @@ _BUILD = (
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = (
-    *_OCCUPANCY, *_EVICTION, *_RECLAMATION, *_INTEGRITY, *_ENGINE, *_FLEET, *_GPU, *_BUILD,
+    *_OCCUPANCY, *_EVICTION, *_RECLAMATION, *_INTEGRITY, *_ENGINE, *_FLEET, *_ADMISSION, *_GPU, *_BUILD,
 )  # fmt: skip
 
 BY_NAME = {metric.name: metric for metric in METRICS}

@@ -1,27 +1,47 @@
-"""`vtoken dashboards`: build the generated files, or bring them to a Grafana server."""
+"""`vtoken dashboards`: build the generated files, or bring boards and alerts to a Grafana server."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
+from vtoken.core.errors import ConfigError
 from vtoken.observability import build
 from vtoken.observability.boards import BOARDS
+from vtoken.observability.grafana import Grafana
+from vtoken.observability.grafana_alerts import group_body
 from vtoken.observability.grafana_json import board_json
 from vtoken.observability.lint import lint
+from vtoken.observability.push import Wanted, push
+
+TOKEN = "GRAFANA_TOKEN"  # noqa: S105  # the name of the environment variable
+"""Where the token is; an argument would show in the list of processes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    building = actions.add_parser("build", help="write dashboards/, the alert rules and docs/metrics.md")
+    building = actions.add_parser("build", help="write dashboards/, alert rules and docs/metrics.md")
     building.add_argument("--check", action="store_true", help="write nothing; fail if a file is not what it should be")
     building.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="of the repository (default: here)")
+    pushing = actions.add_parser("push", help=f"bring boards and alerts to Grafana; the token is in ${TOKEN}")
+    pushing.add_argument("--url", required=True, help="of Grafana; https, unless it is on this machine")
+    pushing.add_argument("--prometheus-url", metavar="URL", help="make the data source too, for this Prometheus")
+    pushing.add_argument("--no-alerts", action="store_true", help="leave alerting to Prometheus")
+    pushing.add_argument("--prune", action="store_true", help="delete boards of ours that are no more")
+    pushing.add_argument("--dry-run", action="store_true", help="only say what would be written")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the action; returns the exit status."""
+    """Run the action; returns the exit status.
+
+    Raises:
+        VTokenError: no token, or Grafana refuses.
+    """
+    if arguments.action == "push":
+        return _push(arguments)
     return _build(arguments.root, check=arguments.check)
 
 
@@ -39,3 +59,20 @@ def _build(root: Path, *, check: bool) -> int:
     for path in stale:
         print(f"vtoken: {path} is not what `vtoken dashboards build` writes", file=sys.stderr)
     return 1 if stale else 0
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    token = os.environ.get(TOKEN, "").strip()
+    if not token:
+        raise ConfigError(f"${TOKEN}", "", "the token of a Grafana service account")
+    wanted = Wanted(
+        boards=[board_json(board) for board in BOARDS],
+        alerts=None if arguments.no_alerts else group_body(),
+        prometheus_url=arguments.prometheus_url,
+    )
+    writes = 0
+    for what in push(Grafana(arguments.url, token), wanted, prune=arguments.prune, dry_run=arguments.dry_run):
+        print(f"would {what}" if arguments.dry_run else what, flush=True)
+        writes += 1
+    print(f"{writes} writes{' needed' if arguments.dry_run else ''}")
+    return 0

@@ -74,8 +74,8 @@ class Metric:
         kind, unit, group, source: see the enums.
         help: one sentence for an operator.
         labels: its own, besides the common ones of its source; bounded, never a request id.
-        values: label -> all its values, where they are known beforehand. Such counters begin at zero with every
-            combination, so that the first event is seen.
+        values: label -> all its values, where they are known beforehand.
+        combinations: of values that can be, where not all can.
         fields: of `vtoken.core.telemetry.Snapshot` that it shows: one, or one per value of its only label.
     """
 
@@ -88,6 +88,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fields: tuple[str, ...] = ()
+    combinations: tuple[tuple[str, ...], ...] = ()
 
     @property
     def full_name(self) -> str:
@@ -104,8 +105,9 @@ class Metric:
         """Common labels first, then its own."""
         return COMMON_LABELS[self.source] + self.labels
 
-    def zero_label_sets(self) -> Iterator[dict[str, str]]:
-        """Every combination of its own labels, if all their values are known beforehand; else none."""
+    def label_sets(self) -> Iterator[dict[str, str]]:
+        """Every combination of its own labels that can be, if all their values are known beforehand; else none."""
         if all(label in self.values for label in self.labels):
-            for combination in itertools.product(*(self.values[label] for label in self.labels)):
+            every = itertools.product(*(self.values[label] for label in self.labels))
+            for combination in self.combinations or every:
                 yield dict(zip(self.labels, combination, strict=True))

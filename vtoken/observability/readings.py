@@ -11,10 +11,15 @@ from vtoken.core.fleet import FleetRules, FleetSnapshot, ReplicaView, Verdict
 from vtoken.core.pressure import Level, room_share
 from vtoken.core.routing import RoutingTunables, is_fresh
 from vtoken.core.telemetry import Snapshot
-from vtoken.observability.catalogue import METRICS, REPLICA_STATES
+from vtoken.observability.catalogue import BY_NAME, METRICS, REPLICA_STATES
 from vtoken.observability.publisher import Reading
 
 _SHOWN = tuple(metric for metric in METRICS if metric.fields)
+_ADMISSION = (
+    "waiting_requests", "inside_requests", "places", "committed_tokens", "promised_returns", "waits_total",
+    "wait_seconds_total",
+)  # fmt: skip
+"""Keys of an admission report that are published as `admission_KEY`."""
 
 
 def snapshot_readings(snapshot: Snapshot) -> Iterator[Reading]:
@@ -27,7 +32,6 @@ def snapshot_readings(snapshot: Snapshot) -> Iterator[Reading]:
         (label,) = metric.labels
         for value, field in zip(metric.values[label], metric.fields, strict=True):
             yield Reading(metric.name, values[field], {label: value})
-    yield Reading("move_check_failures", snapshot.move_check_failures_total)
 
 
 def fleet_readings(view: FleetSnapshot, rules: FleetRules) -> Iterator[Reading]:
@@ -43,14 +47,48 @@ def fleet_readings(view: FleetSnapshot, rules: FleetRules) -> Iterator[Reading]:
         for level in Level:
             yield Reading("replica_level", int(level is replica.level), {**own, "level": level.value})
     counts = {**view.rejected_total, Verdict.ACCEPTED.value: view.accepted_total}
-    for verdict in Verdict:
-        yield Reading("heartbeats_total", counts.get(verdict.value, 0), {"verdict": verdict.value})
+    yield from _counted("heartbeats_total", {(verdict,): count for verdict, count in counts.items()})
+
+
+def _counted(name: str, counts: Mapping[tuple[str, ...], float]) -> Iterator[Reading]:
+    """A total for every combination of labels that can be, zero where nothing was counted: no first event is missed."""
+    for labels in BY_NAME[name].label_sets():
+        yield Reading(name, counts.get(tuple(labels.values()), 0), labels)
 
 
 def _state(replica: ReplicaView, tunables: RoutingTunables) -> str:
     if replica.draining:
         return "draining"
     return "fresh" if is_fresh(replica, 0.0, tunables) else "stale"
+
+
+def ingress_readings(report: Mapping[str, Any]) -> Iterator[Reading]:
+    """What an ingress counts, from its part of the JSON of /v1/vtoken/fleet."""
+    yield Reading("wanted_replicas", report["wanted_replicas"])
+    admission = report["admission"]
+    for key in _ADMISSION:
+        yield Reading(f"admission_{key}", admission[key])
+    decisions = admission["decisions_total"]
+    yield from _counted(
+        "admission_decisions_total",
+        {(ruling, reason): count for ruling, reasons in decisions.items() for reason, count in reasons.items()},
+    )
+    yield from _counted("failovers_total", {(outcome,): count for outcome, count in report["failovers_total"].items()})
+
+
+def router_readings(counters: Mapping[str, Any]) -> Iterator[Reading]:
+    """What a router counts, from Desk.to_mapping; an empty mapping before its first request."""
+    chosen = counters.get("decisions_total", {})
+    yield from _counted("router_decisions_total", {(reason,): count for reason, count in chosen.items()})
+    for key in ("retries_total", "refusals_total", "failures_total"):
+        yield Reading(f"router_{key}", counters.get(key, 0))
+    decided, aged = counters.get("decision_seconds", {}), counters.get("telemetry_age_s", {})
+    yield Reading("router_timed_decisions_total", decided.get("count", 0))
+    yield Reading("router_decision_seconds_total", decided.get("sum", 0.0))
+    yield Reading("router_aged_decisions_total", aged.get("count", 0))
+    yield Reading("router_telemetry_age_seconds_total", aged.get("sum", 0.0))
+    for replica, trust in counters.get("trust", {}).items():
+        yield Reading("router_trust_ratio", trust, {"replica": replica})
 
 
 def config_readings(config: VTokenConfig) -> Iterator[Reading]:

@@ -104,7 +104,7 @@ class FleetController:
             if self._app_name is not None:
                 start_controller_metrics(self._app_name, asyncio.get_running_loop(), self._look)
 
-    async def _look(self) -> tuple[FleetSnapshot, FleetRules]:
+    def _look(self) -> tuple[FleetSnapshot, FleetRules]:
         """For metrics, which are no use of the controller."""
         return self._fleet.view(time.monotonic(), self._tunables), self._fleet.rules
 

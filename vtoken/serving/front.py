@@ -112,13 +112,19 @@ class Front:
             return error_response(NO_CONTROLLER)
         return JSONResponse({
             "replicas": [replica.to_mapping() for replica in view.replicas],
-            "wanted_replicas": self._settings.fewest_replicas,
             "heartbeats_accepted_total": view.accepted_total,
             "heartbeats_rejected_total": dict(view.rejected_total),
             "router": self._router(view),
+            **self.report(),
+        })  # fmt: skip
+
+    def report(self) -> dict[str, Any]:
+        """What this ingress process knows by itself, in the words of /v1/vtoken/fleet and of the metrics."""
+        return {
+            "wanted_replicas": self._settings.fewest_replicas,
             "admission": self._gate.report(),
             "failovers_total": self._dispatcher.failovers_total,
-        })  # fmt: skip
+        }
 
     def _notes(self) -> Sidelines | None:
         """The way to this process's router; None before its first request."""

@@ -5,6 +5,7 @@ Request ids: Serve's proxy accepts or makes `x-request-id` and returns it; addin
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -59,7 +60,7 @@ class Ingress:
         self._keys = KeyRing(settings.auth)
         self._front = Front(engine, settings, controller)
         prepare(settings)
-        start_ingress_metrics(context, settings)
+        start_ingress_metrics(context, asyncio.get_running_loop(), self._front.report)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve: the routers' settings, at start and whenever the config file changes them."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
+import ray
 from ray.serve.context import ReplicaContext
 from ray.util import metrics
 
@@ -19,37 +20,37 @@ import vtoken
 from vtoken.core.config import VTokenConfig
 from vtoken.core.fleet import FleetRules, FleetSnapshot
 from vtoken.core.telemetry import Snapshot
-from vtoken.observability.metric import Kind, Metric, Source
+from vtoken.observability.metric import Metric, Source
 from vtoken.observability.nvml import local_sampler
 from vtoken.observability.publisher import PERIOD_S, Publisher, Reading, Rounds
-from vtoken.observability.readings import build_reading, config_readings, fleet_readings, snapshot_readings
-from vtoken.serving.settings import DeploymentSettings
+from vtoken.observability.readings import (
+    build_reading,
+    config_readings,
+    fleet_readings,
+    ingress_readings,
+    router_readings,
+    snapshot_readings,
+)
+from vtoken.serving.sidelines import router_of
 
+T = TypeVar("T")
 Fleet = tuple[FleetSnapshot, FleetRules]
 
 LOOK_TIMEOUT_S = 5.0
-"""Longest wait for the controller's loop."""
+"""Longest wait for an event loop."""
 
 
 class RaySink:
     """Hands updates to Ray, which adds its prefix and exports them from the node's agent."""
 
     def __init__(self) -> None:
-        self._instruments: dict[str, Any] = {}
+        self._gauges: dict[str, Any] = {}
 
     def set(self, metric: Metric, labels: Mapping[str, str], value: float) -> None:
-        """See Sink."""
-        self._instrument(metric).set(float(value), dict(labels))
-
-    def add(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
-        """See Sink. `inc` refuses 0, by which a counter is born; the call underneath takes it."""
-        self._instrument(metric)._record(float(amount), dict(labels))
-
-    def _instrument(self, metric: Metric) -> Any:
-        if metric.name not in self._instruments:
-            kind = metrics.Gauge if metric.kind is Kind.GAUGE else metrics.Counter
-            self._instruments[metric.name] = kind(metric.full_name, metric.help, metric.all_labels)
-        return self._instruments[metric.name]
+        """See Sink. Counters too are gauges to Ray; `vtoken.observability.publisher` says why."""
+        if metric.name not in self._gauges:
+            self._gauges[metric.name] = metrics.Gauge(metric.full_name, metric.help, metric.all_labels)
+        self._gauges[metric.name].set(float(value), dict(labels))
 
 
 class MetricsThread:
@@ -105,21 +106,38 @@ def start_replica_metrics(
 
 
 def start_controller_metrics(
-    app_name: str, loop: asyncio.AbstractEventLoop, look: Callable[[], Coroutine[Any, Any, Fleet]]
+    app_name: str, loop: asyncio.AbstractEventLoop, look: Callable[[], Fleet]
 ) -> MetricsThread:
-    """Publish the fleet view; `look` runs on the controller's own loop, so that it sees the view whole."""
-
-    def read() -> Iterable[Reading]:
-        return fleet_readings(*asyncio.run_coroutine_threadsafe(look(), loop).result(LOOK_TIMEOUT_S))
-
-    return start_metrics(Source.CONTROLLER, {"application": app_name}, read)
+    """Publish the fleet view."""
+    return start_metrics(Source.CONTROLLER, {"application": app_name}, lambda: fleet_readings(*_asked(loop, look)))
 
 
-def start_ingress_metrics(context: ReplicaContext, settings: DeploymentSettings) -> MetricsThread:
-    """Publish what an ingress has counted."""
+def start_ingress_metrics(
+    context: ReplicaContext, loop: asyncio.AbstractEventLoop, report: Callable[[], Mapping[str, Any]]
+) -> MetricsThread:
+    """Publish what an ingress says about itself (Front.report), and the router in its process."""
     common = {"application": context.app_name, "ingress": context.replica_id.unique_id}
-    wanted = [Reading("wanted_replicas", settings.fewest_replicas)]
-    return start_metrics(Source.INGRESS, common, lambda: wanted)
+
+    def of_router() -> Iterable[Reading]:
+        router = router_of(context.app_name)
+        return router_readings({} if router is None else router.counters())
+
+    return start_metrics(Source.INGRESS, common, lambda: ingress_readings(_asked(loop, report)), of_router)
+
+
+def _asked(loop: asyncio.AbstractEventLoop, question: Callable[[], T]) -> T:
+    """The answer of an object that lives on an event loop: asked there, because only there it is whole."""
+
+    async def ask() -> T:
+        return question()
+
+    return asyncio.run_coroutine_threadsafe(ask(), loop).result(LOOK_TIMEOUT_S)
+
+
+def metrics_addresses() -> list[str]:
+    """`host:port` of the metrics agents of the Ray cluster that this process is connected to."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes]
 
 
 def versions() -> dict[str, str]:

@@ -43,4 +43,27 @@ _PRESSURE = (
           "Replicas of {{ $labels.application }} carry unequal load"),
 )  # fmt: skip
 
-ALERTS = (*_REPLICAS, *_METRICS, *_PRESSURE)
+_DECISIONS = per_second("admission_decisions_total", "10m", APPLICATION)
+_CHOICES = per_second("router_decisions_total", "10m", APPLICATION)
+_BLIND = " + ".join(
+    per_second("router_decisions_total", "10m", APPLICATION, reason=reason) for reason in ("unknown", "power_of_two")
+)
+
+_REQUESTS = (
+    Alert("Refusing",
+          f'{per_second("admission_decisions_total", "10m", APPLICATION, ruling="refused")} / '
+          f"clamp_min({_DECISIONS}, 0.1)", "> 0.2", "5m", "warning",
+          "{{ $labels.application }} refuses a share of {{ $value }} of its requests"),
+    Alert("WaitLong",
+          f'{per_second("admission_wait_seconds_total", "10m", APPLICATION)} / '
+          f'clamp_min({per_second("admission_waits_total", "10m", APPLICATION)}, 0.01)', "> 10", "5m", "warning",
+          "Requests of {{ $labels.application }} wait {{ $value }} s in line"),
+    Alert("RouterBlind", f"({_BLIND}) / clamp_min({_CHOICES}, 0.1)", "> 0.5", "5m", "warning",
+          "A share of {{ $value }} of the requests of {{ $labels.application }} is routed without fresh reports"),
+    Alert("RequestsLost",
+          per_second("failovers_total", "10m", APPLICATION, outcome="not_resumable") + " + " +
+          per_second("failovers_total", "10m", APPLICATION, outcome="no_replica"), "> 0", "0s", "warning",
+          "Requests of {{ $labels.application }} were lost with their replica"),
+)  # fmt: skip
+
+ALERTS = (*_REPLICAS, *_METRICS, *_PRESSURE, *_REQUESTS)

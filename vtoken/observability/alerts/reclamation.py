@@ -18,7 +18,7 @@ RECORDINGS = (
 )  # fmt: skip
 
 _INTEGRITY = (
-    Alert("MoveCheckFailed", top(all_of("move_check_failures"), REPLICA), "> 0", "0s", "critical",
+    Alert("MoveCheckFailed", top(all_of("move_check_failures_total"), REPLICA), "> 0", "0s", "critical",
           "Moved bytes differed on replica {{ $labels.replica }}; relocation is off there"),
     Alert("Degraded", top(all_of("degraded"), REPLICA), "> 0", "0s", "critical",
           "Replica {{ $labels.replica }} serves without relocation since a check failed"),

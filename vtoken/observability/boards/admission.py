@@ -5,7 +5,7 @@ from __future__ import annotations
 from vtoken.observability.boards.parts import REPLICA_VARIABLES, by_replica, rate_by_replica
 from vtoken.observability.metric import Unit
 from vtoken.observability.panels import Board, Row, lines
-from vtoken.observability.query import series, total
+from vtoken.observability.query import rate, ratio, series, total
 
 REPLICA = "{{replica}}"
 
@@ -15,6 +15,41 @@ _PRESSURE = Row("Pressure", (
     lines("Room", "What levels follow.", Unit.RATIO, (by_replica(series("room_ratio")), REPLICA)),
     lines("Fresh replicas against wanted", "A gap that lasts is a replica that does not come back.", Unit.COUNT,
           (total(series("replicas", state="fresh")), "fresh"), (f'max({series("wanted_replicas")})', "wanted")),
+))  # fmt: skip
+
+_GATE = Row("Gate", (
+    lines("Decisions of the gate", "Refused requests get 429 with a time to come back.", Unit.COUNT,
+          (total(rate("admission_decisions_total"), "ruling", "reason"), "{{ruling}}: {{reason}}"), stacked=True),
+    lines("In line and inside", "A line that only grows: the fleet is too small for the load.", Unit.COUNT,
+          (total(series("admission_waiting_requests")), "waiting"),
+          (total(series("admission_inside_requests")), "inside"), (total(series("admission_places")), "places")),
+    lines("Mean wait", "Of requests that left the line.", Unit.SECONDS,
+          (ratio(total(rate("admission_wait_seconds_total")), total(rate("admission_waits_total"))), "wait")),
+    lines("Committed tokens", "What the requests inside may come to hold.", Unit.COUNT,
+          (total(series("admission_committed_tokens")), "tokens")),
+    lines("Promised returns", "Clients that will come back; they find a place.", Unit.COUNT,
+          (total(series("admission_promised_returns")), "clients")),
+))  # fmt: skip
+
+_ROUTER = Row("Router", (
+    lines("Choices by reason", "Unknown and power_of_two: the router has no fresh reports.", Unit.COUNT,
+          (total(rate("router_decisions_total"), "reason"), "{{reason}}"), stacked=True),
+    lines("Mean decision time", "What routing adds to a request.", Unit.SECONDS,
+          (ratio(total(rate("router_decision_seconds_total")), total(rate("router_timed_decisions_total"))), "time")),
+    lines("Age of telemetry at decisions", "Old telemetry piles bursts onto one replica.", Unit.SECONDS,
+          (ratio(total(rate("router_telemetry_age_seconds_total")), total(rate("router_aged_decisions_total"))),
+           "age")),
+    lines("Trust in replicas", "A replica whose reports contradict what happens is believed less.", Unit.RATIO,
+          (f'min by (replica) ({series("router_trust_ratio")})', REPLICA)),
+    lines("Retries, refusals and failures", "Choices that did not hold.", Unit.COUNT,
+          (total(rate("router_retries_total")), "chosen again / s"),
+          (total(rate("router_refusals_total")), "refused by the replica / s"),
+          (total(rate("router_failures_total")), "failed there / s")),
+))  # fmt: skip
+
+_FAILOVER = Row("Failover", (
+    lines("Failovers by outcome", "Resumed, restarted and moved requests lost nothing; the others did.", Unit.COUNT,
+          (total(rate("failovers_total"), "outcome"), "{{outcome}}"), width=24),
 ))  # fmt: skip
 
 _ENGINES = Row("Inside the engines", (
@@ -29,5 +64,5 @@ _ENGINES = Row("Inside the engines", (
 
 BOARD = Board(
     "vtoken-admission", "vToken / Admission and routing", "What happens to a request before it runs.",
-    (_PRESSURE, _ENGINES), REPLICA_VARIABLES,
+    (_PRESSURE, _GATE, _ROUTER, _FAILOVER, _ENGINES), REPLICA_VARIABLES,
 )  # fmt: skip

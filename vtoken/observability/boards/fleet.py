@@ -41,7 +41,7 @@ _NOW = Row("Now", (
            ratio(total(series("dead_slots")),
                  f'({total(series("dead_slots"))} + {total(series("live_tokens"))})'), (0.25, "yellow"), (0.5, "red")),
     number("Failed move checks", "Must be zero: moved bytes differed, and relocation is off on that replica.",
-           Unit.COUNT, total(series("move_check_failures")), (1, "red")),
+           Unit.COUNT, total(series("move_check_failures_total")), (1, "red")),
     number("Degraded replicas", "Restart them: they serve, but relocate nothing.", Unit.COUNT,
            total(series("degraded")), (1, "red")),
 ))  # fmt: skip
