@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
+import httpx
 import pytest
 
 from tests.cluster.fake_fleet import Traffic, all_of, ask, fake_arguments, fleet_of, takers, until
@@ -28,29 +27,38 @@ def running(url):
     return {key: replica["running_requests"] for key, replica in fleet_of(url).items()}
 
 
+def running_after(url, count):
+    """Running requests of each replica, once they are so many in all."""
+    until(lambda: sum(running(url).values()) == count, 20.0, lambda: running(url))
+    return running(url)
+
+
+def hold(url):
+    """A long request whose stream has begun; closing the response ends it."""
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1500, "stream": True}
+    client = httpx.Client(timeout=120.0)
+    return client.send(client.build_request("POST", url + "/v1/chat/completions", json=body), stream=True)
+
+
 def test_grows_under_load_and_then_the_idle_replica_goes_although_serve_would_stop_the_newest(url):
     (oldest,) = all_of(1, url)
     with Traffic(url, clients=4, tokens=20) as load:
         (newest,) = all_of(2, url) - {oldest}
     assert set(load.outcomes) == {200}, load.outcomes
 
-    with ThreadPoolExecutor(2) as pool:
-        # Two requests lie on two replicas; the one on the newest is held until the fleet has shrunk.
-        until(lambda: set(running(url).values()) == {0}, 10.0)
-        answers = [pool.submit(ask, url, 200)]
-        until(lambda: sum(running(url).values()) == 1, 5.0)
-        if running(url)[newest]:
-            answers[0].result()
-            until(lambda: set(running(url).values()) == {0}, 5.0)
-            answers.append(pool.submit(ask, url, 200))
-            until(lambda: running(url)[oldest] == 1, 5.0, lambda: running(url))
-        answers.append(pool.submit(ask, url, 1500))
-        until(lambda: running(url).get(newest) == 1, 5.0, lambda: running(url))
-        with Traffic(url, clients=1, tokens=1) as trickle:
-            until(lambda: takers(url) == {newest}, 30.0, lambda: fleet_of(url))
-            # At once with its good-bye; on a machine under load that may be lost, and then it is forgotten after 30 s.
-            until(lambda: set(fleet_of(url)) == {newest}, 60.0, lambda: fleet_of(url))
-        assert {answer.result().status_code for answer in answers} == {200}
+    until(lambda: set(running(url).values()) == {0}, 20.0, lambda: running(url))
+    held = hold(url)
+    if running_after(url, 1)[oldest]:
+        first, held = held, hold(url)  # this one lies where fewer are
+        running_after(url, 2)
+        first.close()
+    assert running_after(url, 1)[newest] == 1
+    with Traffic(url, clients=1, tokens=1) as trickle:
+        until(lambda: takers(url) == {newest}, 60.0, lambda: fleet_of(url))
+        # At once with its good-bye; on a machine under load that may be lost, and then it is forgotten after 30 s.
+        until(lambda: set(fleet_of(url)) == {newest}, 60.0, lambda: fleet_of(url))
+    assert held.status_code == 200
+    assert held.read().rstrip().endswith(b"[DONE]"), "it was not disturbed"
     assert set(trickle.outcomes) == {200}, trickle.outcomes
     assert ask(url).status_code == 200
 
