@@ -119,7 +119,7 @@ def test_promises_are_kept_until_redeemed_or_lost(steps):
     returns, twin, now_s = Returns(grace_s=3.0), [], 0.0
     for what, mark, seconds in steps:
         if what == "promise":
-            returns.promise(mark, now_s + seconds)
+            returns.promise(mark, mark.decode(), now_s + seconds)
             twin.append((now_s + seconds, mark))
         elif what == "redeem":
             returns.redeem(mark)
@@ -132,6 +132,7 @@ def test_promises_are_kept_until_redeemed_or_lost(steps):
             due = [due_s for due_s, other in twin if other == name]
             assert is_due == (bool(due) and min(due) <= now_s)
         assert len(returns) == len(twin)
+        assert [returns.of(name) for name in "ab"] == [sum(e[1] == name for e in twin) for name in (b"a", b"b")]
 
 
 # ---- Room -----------------------------------------------------------------------------------------------------------
@@ -231,6 +232,16 @@ def test_a_full_line_refuses_with_a_time_and_the_client_that_keeps_it_gets_the_p
     line.grants(ROOM, 4.5)
     assert line.ask(Asked(mark=b"new"), ROOM, 4.9).reason is Reason.LINE_FULL
     assert line.ask(Asked(mark=b"me"), ROOM, 5.0).reason is Reason.RETURNED
+
+
+def test_what_one_key_was_promised_keeps_no_other_key_out():
+    line = gate(line=4, many_keys=True)
+    for _ in range(2):
+        line.ask(Asked("light"), ROOM, 0.0)
+    reasons = [line.ask(Asked("heavy", mark=b"%d" % number), ROOM, 0.0).reason for number in range(9)]
+    assert reasons[:3] == [Reason.PLACE, Reason.PLACE, Reason.KEY_SHARE]
+    assert set(reasons[3:]) <= {Reason.KEY_SHARE, Reason.LINE_FULL}
+    assert line.ask(Asked("light"), ROOM, 0.0).reason is Reason.PLACE
 
 
 def test_who_would_wait_too_long_hears_so_at_once():
@@ -344,12 +355,12 @@ TestGate.settings = settings(max_examples=60, stateful_step_count=50)
 # ---- Overload, on a clock of its own --------------------------------------------------------------------------------
 
 
-def overload(seed, line, places=12, service_s=2.0, seconds=120.0, clients_per_place=3):
-    """Closed loop at `clients_per_place` x capacity; every client waits as it is told.
+def overload(seed, line, places=12, service_s=2.0, seconds=120.0, clients_per_place=3, many_keys=False):
+    """Closed loop at `clients_per_place` x capacity, all of one key; every client waits as it is told.
 
     Returns first retries, how many of them were let in, the longest line, and requests served.
     """
-    rng, gate_ = random.Random(seed), gate(line=line, max_wait_s=30.0)
+    rng, gate_ = random.Random(seed), gate(line=line, max_wait_s=30.0, many_keys=many_keys)
     room = GateRoom(places)
     clients = places * clients_per_place
     events = [(rng.random() * 0.1, client, "ask", 0) for client in range(clients)]
@@ -387,10 +398,11 @@ def stay(rng, mean_s):
     return mean_s * (0.25 + 1.5 * rng.random())
 
 
+@pytest.mark.parametrize("many_keys", [False, True], ids=["no keys", "a key among many"])
 @pytest.mark.parametrize("line", [8, 12, 16])
-def test_at_three_times_the_capacity_who_waits_as_told_is_let_in_at_the_first_retry(line):
+def test_at_three_times_the_capacity_who_waits_as_told_is_let_in_at_the_first_retry(line, many_keys):
     for seed in range(5):
-        retried, good, longest, served = overload(seed, line)
+        retried, good, longest, served = overload(seed, line, many_keys=many_keys)
         assert retried > 100
         assert good >= 0.9 * retried, (retried, good)
         assert longest <= line

@@ -155,8 +155,8 @@ class LineMachine(RuleBasedStateMachine):
     def enter(self, key, priority, tokens, wait_s):
         of_key = sum(waiter.key == key for waiter in self.waiting)
         free = BOUND - len(self.waiting)
-        assert self.line.has_place(key, self.shared) == (free > 0 and (not self.shared or of_key < free))
-        if not self.line.has_place(key, self.shared):
+        assert self.line.has_place(key, shared=self.shared) == (free > 0 and (not self.shared or of_key < free))
+        if not self.line.has_place(key, shared=self.shared):
             return
         self.numbers += 1
         waiter = Waiter(self.numbers, key, priority, tokens, 1, KEYS[key], self.now, self.now + wait_s)

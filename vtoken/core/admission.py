@@ -101,7 +101,7 @@ class Admission:
             self._returns.redeem(asked.mark)
         if obstacle is not None:
             others = 0 if returned else len(self._returns)
-            return self._turned_away(obstacle, asked.mark, room, now_s, others)
+            return self._turned_away(obstacle, asked, room, now_s, others)
         self._line.enter(
             Waiter(
                 self._numbers, asked.key, asked.priority, asked.tokens, asked.hold_tokens, asked.weight, now_s,
@@ -112,19 +112,20 @@ class Admission:
         return self._decided(Ruling.WAITING, Reason.RETURNED if returned else Reason.PLACE, self._numbers)
 
     def _obstacle(self, asked: Asked, room: GateRoom, returned: bool, now_s: float) -> Reason | None:
-        """Why a request may not wait; who comes back when told needs a place, anybody else one that is not promised."""
-        if len(self._line) + (0 if returned else len(self._returns)) >= self._limits.line:
+        """Why a request may not wait. Who comes back when told needs a place; a new one a place that is not promised
+        to others of its key, and leaves places for the other keys.
+        """
+        coming = 0 if returned else self._returns.of(asked.key)
+        if len(self._line) + coming >= self._limits.line:
             return Reason.LINE_FULL
-        if not self._line.has_place(asked.key, self._limits.many_keys):
-            return Reason.KEY_SHARE if len(self._line) < self._limits.line else Reason.LINE_FULL
+        if not returned and not self._line.has_place(asked.key, coming, self._limits.many_keys):
+            return Reason.KEY_SHARE
         rate = self._rate.per_second(room.places, now_s)
         if rate is not None and (self._line.ahead_of(asked.priority) + 1) / rate > self._limits.max_wait_s:
             return Reason.WAIT_TOO_LONG
         return None
 
-    def _turned_away(
-        self, reason: Reason, mark: bytes, room: GateRoom, now_s: float, others: int, number: int = 0
-    ) -> Decision:
+    def _turned_away(self, reason: Reason, whom: Asked | Waiter, room: GateRoom, now_s: float, others: int) -> Decision:
         """A refusal; `others` have been told to come back and go first."""
         limits = self._limits
         position = len(self._line) + others + 1
@@ -132,8 +133,9 @@ class Admission:
         rate = room.places / UNKNOWN_STAY_S if rate is None else rate
         after_s = retry_after_s(position, limits.line, rate, limits.least_retry_s, limits.most_retry_s)
         after_s = float(-(-after_s // 1))  # the header is in whole seconds
-        if mark and after_s < limits.most_retry_s:
-            self._returns.promise(mark, now_s + after_s)
+        if whom.mark and after_s < limits.most_retry_s:
+            self._returns.promise(whom.mark, whom.key, now_s + after_s)
+        number = whom.number if isinstance(whom, Waiter) else 0
         return self._decided(Ruling.REFUSED, reason, number, after_s)
 
     def _meter(self, asked: Asked, now_s: float) -> RateMeter:
@@ -164,7 +166,7 @@ class Admission:
             self._waited(waiter, now_s)
         if dead:
             return [self._no_replica(waiter.number) for waiter in late]
-        return [self._turned_away(Reason.TIMEOUT, waiter.mark, room, now_s, 0, waiter.number) for waiter in late]
+        return [self._turned_away(Reason.TIMEOUT, waiter, room, now_s, others=0) for waiter in late]
 
     def _dead(self, room: GateRoom, now_s: float) -> bool:
         """Whether no replica has been known for `no_replica_s`."""

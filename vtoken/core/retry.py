@@ -13,7 +13,7 @@ are known by a mark, a keyed hash of their key and request: they need do nothing
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 
 WINDOW_S = 10.0
 SATURATED_S = 2.0
@@ -92,6 +92,8 @@ class Returns:
         self._grace_s, self._most = grace_s, most
         self._due_s: dict[int, float] = {}
         self._of: dict[bytes, list[int]] = {}
+        self._key: dict[int, str] = {}
+        self._per_key: Counter[str] = Counter()
         self._queue: list[tuple[float, int, bytes]] = []
         self._numbers = 0
 
@@ -99,12 +101,17 @@ class Returns:
         """Promises that are neither kept nor lost."""
         return len(self._due_s)
 
-    def promise(self, mark: bytes, due_s: float) -> None:
-        """A client has been told to come back at `due_s`."""
+    def of(self, key: str) -> int:
+        """The same of one key."""
+        return self._per_key[key]
+
+    def promise(self, mark: bytes, key: str, due_s: float) -> None:
+        """A client of this key has been told to come back at `due_s`."""
         if len(self) >= self._most:
             return
         self._numbers += 1
-        self._due_s[self._numbers] = due_s
+        self._due_s[self._numbers], self._key[self._numbers] = due_s, key
+        self._per_key[key] += 1
         self._of.setdefault(mark, []).append(self._numbers)
         heapq.heappush(self._queue, (due_s, self._numbers, mark))
 
@@ -124,6 +131,7 @@ class Returns:
         """What is redeemed stays in the queue until it would have been lost, and means nothing there."""
         if self._due_s.pop(number, None) is None:
             return
+        self._per_key -= Counter((self._key.pop(number),))
         self._of[mark].remove(number)
         if not self._of[mark]:
             del self._of[mark]

@@ -25,8 +25,8 @@ class Reason(StrEnum):
     WAITED = "waited"  # admitted out of the line
     PLACE = "place"  # waiting: a new request
     RETURNED = "returned"  # waiting: a client that came back when it was told
-    LINE_FULL = "line_full"  # refused: the line, with those who will come back, is full
-    KEY_SHARE = "key_share"  # refused: its key holds as many places as are free
+    LINE_FULL = "line_full"  # refused: the line, with those of its key who will come back, is full
+    KEY_SHARE = "key_share"  # refused: its key holds, or was promised, as many places as are free
     WAIT_TOO_LONG = "wait_too_long"  # refused: it would wait for longer than `max_wait_s`
     TIMEOUT = "timeout"  # refused: it has waited for `max_wait_s`
     RATE = "rate"  # refused: the rate limit of its key

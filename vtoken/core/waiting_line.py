@@ -6,8 +6,8 @@
 So a request with k older ones in the line is granted after at most OLDEST_TURN x (k + 1) grants, and in a line
 of bound B after at most OLDEST_TURN x B. A key pays for what it is granted by age as well.
 
-A key may take a place only while it holds fewer than are free: one that floods the line gets half of it, and
-the others always find a place.
+A key may take a place only while it holds fewer than are free, those that it was promised included: one that floods
+the line gets half of it, and the others find a place.
 """
 
 from __future__ import annotations
@@ -88,10 +88,16 @@ class WaitingLine:
         """Waiting requests that a new one of this class would find ahead of it, age aside."""
         return sum(count for other, count in self._per_class.items() if other.rank <= priority.rank)
 
-    def has_place(self, key: str, shared: bool = True) -> bool:
-        """Whether a request of this key may wait; `shared` says that there are other keys to leave places for."""
+    def has_place(self, key: str, coming: int = 0, shared: bool = True) -> bool:
+        """Whether a request of this key may wait.
+
+        Args:
+            key: of the request.
+            coming: clients of the key to which a place is promised.
+            shared: whether there are other keys to leave places for.
+        """
         free = self.bound - len(self._waiters)
-        return free > 0 and (not shared or self._per_key[key] < free)
+        return free > coming and (not shared or self._per_key[key] + coming < free)
 
     def enter(self, waiter: Waiter) -> None:
         """Take a place; the caller has seen that there is one. Numbers must rise."""
