@@ -118,6 +118,7 @@ def fleet(model_dir: Path) -> Iterator[Fleet]:
 
     if not _shared:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("RAY_metrics_report_interval_ms", "3000")  # a third of the default: metrics come sooner
         arguments = fleet_arguments(model_dir)
         local = LocalFleet(DeploymentSettings.from_args(arguments), port=0, progress=print)
         local.start()

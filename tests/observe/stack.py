@@ -174,13 +174,14 @@ def value(prometheus, expression: str) -> float:
     return float(sample["value"][1])
 
 
-def settled(prometheus, expression: str, wanted, patience_s: float = 20.0) -> list[float]:
-    """The values of a query once they are those that are wanted, or as they are when patience is over."""
+def settled(prometheus, expression: str, wanted: dict[str, float], patience_s: float = 20.0) -> dict[str, float]:
+    """Values by replica once they are those that are wanted, or as they are when patience is over."""
     end_s = time.monotonic() + patience_s
     while True:
-        values = [float(sample["value"][1]) for sample in prometheus.query(expression)]
-        if values == wanted or time.monotonic() > end_s:
-            return values
+        found = {sample["metric"]["replica"]: float(sample["value"][1]) for sample in prometheus.query(expression)}
+        near = found.keys() == wanted.keys() and all(abs(found[name] - wanted[name]) < 1e-9 for name in wanted)
+        if near or time.monotonic() > end_s:
+            return found
         time.sleep(0.5)
 
 

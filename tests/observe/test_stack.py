@@ -147,8 +147,9 @@ def test_at_rest_means_and_totals_are_those_of_the_fleet(stack):
     replicas = fleet_json(stack)["replicas"]
     for metric in METRICS:
         if metric.fields and not metric.labels:
-            wanted = [pytest.approx(replica[metric.fields[0]], rel=1e-9, abs=1e-9) for replica in replicas]
-            assert tools.settled(stack.prometheus, metric.exported, wanted) == wanted, metric.name
+            wanted = {replica["replica_id"]: replica[metric.fields[0]] for replica in replicas}
+            found = tools.settled(stack.prometheus, metric.exported, wanted)
+            assert found == pytest.approx(wanted, abs=1e-9), metric.name
     for name, quotient in (
         ("copy_seconds_total) / sum(ray_vtoken_copies_total", 1 / 1024),
         ("moved_bytes_total) / sum(ray_vtoken_moves_total", 23040),
