@@ -1,9 +1,9 @@
 """Which slots the strict reader reads on a GPU: a step's rows in buffers that never move.
 
-    rows of the step (host)          slots   [ 32 35 17 | 80 81 64 ]      all live slots, row after row
-    row 0: token 0 of the batch      tokens  [ 0 | 5 6 ]                  which token of the batch asks
-    row 1: tokens 5 and 6            begin   [ 0 | 3 3 ]                  where its row begins in `slots`
-                                     visible [ 3 | 2 3 ]                  how many of them it sees: causal
+    rows of the step (host)          tokens  [ 0 | 5 6 ]                  which token of the batch asks
+    row 0: token 0 of the batch      begin   [ 0 | 3 3 ]                  where its row begins in `slots`
+    row 1: tokens 5 and 6            visible [ 3 | 2 3 ]                  how many of them it sees: causal
+                                     slots   [ 32 35 17 | 80 81 64 ]      all live slots, row after row
 
 The device's buffers keep their addresses, so a captured graph replays with new contents; unused lines see nothing.
 """
@@ -36,10 +36,10 @@ class DeviceRows:
 
     def __init__(self, streams: Streams, max_slots: int, max_tokens: int) -> None:
         """Allocates everything."""
-        self._sizes = (max_slots, max_tokens, max_tokens, max_tokens)
+        self._sizes = (max_tokens, max_tokens, max_tokens, max_slots)
         total = sum(self._sizes)
         self._device = torch.zeros(total, dtype=torch.int64, device=streams.device)
-        self.slots, self.tokens, self.begin, self.visible = self._device.split(self._sizes)
+        self.tokens, self.begin, self.visible, self.slots = self._device.split(self._sizes)
         self._hosts = HostRing(streams, total)
         self.count = self.longest = 0
 
@@ -50,17 +50,16 @@ class DeviceRows:
             BadSlots: more slots or tokens than there is room for; the buffers are as they were.
         """
         lines = lines_of(rows)
-        if len(rows.slots) > self._sizes[0] or lines.shape[1] > self._sizes[1]:
+        if len(rows.slots) > self._sizes[3] or lines.shape[1] > self._sizes[0]:
             raise BadSlots(
                 f"{len(rows.slots)} slots and {lines.shape[1]} query tokens for the strict reader, whose buffers hold "
-                f"{self._sizes[0]} and {self._sizes[1]}."
+                f"{self._sizes[3]} and {self._sizes[0]}."
             )
         parts = [part.numpy() for part in self._hosts.next().split(self._sizes)]
-        parts[0][: len(rows.slots)] = rows.slots
-        parts[3].fill(0)
-        for part, line in zip(parts[1:], lines, strict=True):
+        parts[2].fill(0)
+        for part, line in zip(parts, (*lines, rows.slots), strict=True):
             part[: len(line)] = line
-        self._hosts.send(self._device)
+        self._hosts.send(self._device, sum(self._sizes[:3]) + len(rows.slots))
         self.count = lines.shape[1]
         self.longest = int(np.diff(rows.row_ptr).max(initial=0))
 

@@ -116,8 +116,8 @@ def require(config: VllmConfig) -> None:
         raise UnsupportedError(f"vToken does not support this engine configuration: {lines}")
 
 
-def require_engaged(config: VllmConfig, kv_cache_config: Any) -> None:
-    """Make sure that the engine really reads through our backend and spec (no silent no-op).
+def require_engaged(config: VllmConfig, kv_cache_config: Any, ours: type) -> None:
+    """Make sure that the engine really reads through our backend and spec (no silent no-op); `ours` is the backend.
 
     Raises:
         UnsupportedError: names the layer and what it uses instead.
@@ -125,12 +125,11 @@ def require_engaged(config: VllmConfig, kv_cache_config: Any) -> None:
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
-    from vtoken.engine.backend_cpu import VTokenCPUBackend
     from vtoken.engine.spec import VTokenSpec
 
     for name, layer in get_layers_from_vllm_config(config, Attention).items():
         backend = layer.get_attn_backend()
-        if not issubclass(backend, VTokenCPUBackend):
+        if not issubclass(backend, ours):
             raise UnsupportedError(f"vToken did not engage: layer {name} uses the backend {backend.get_name()}")
         _refuse_position_dependent(name, layer.impl)
     for group in kv_cache_config.kv_cache_groups:

@@ -57,14 +57,16 @@ class Substrate:
     """Owner of the shard, the copy engine and the copies in flight of one worker."""
 
     def __init__(
-        self, config: VTokenConfig, block_size: int, copies: CopyEngine, batch: Callable[[], list[str]]
-    ) -> None:
-        """`batch()` gives the request ids in the order in which the runner has arranged the step."""
+        self, config: VTokenConfig, block_size: int, copies: CopyEngine, batch: Callable[[], list[str]],
+        steps_ahead: int = 0,
+    ) -> None:  # fmt: skip
+        """`batch()` gives the request ids in the order in which the runner has arranged the step, and `steps_ahead`
+        says how many steps the scheduler plans before it has a step's report.
+        """
         self.config = config
         self.batch = batch
         self.scorer = AttentionScorer(config.score_layers, config.score_window)
-        # No step ahead: the matrix refuses asynchronous scheduling.
-        self.shard = Shard(config, block_size, scores=self.scorer, kernels=CompiledKernels())
+        self.shard = Shard(config, block_size, steps_ahead, scores=self.scorer, kernels=CompiledKernels())
         self.copies = copies
         self._flights: list[_Flight] = []
         self._steps = 0
