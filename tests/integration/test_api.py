@@ -13,6 +13,9 @@ import httpx
 import pytest
 from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
 
+from vtoken.drills.overload import overload
+from vtoken.drills.world import World
+
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 ALICE, LIMITED = "sk-alice-0001", "sk-limited-01"
@@ -148,6 +151,18 @@ def test_more_than_fit_wait_in_line_and_more_than_that_are_told_when_to_come(fle
     assert told["decisions_total"]["admitted"]["waited"] >= 4
     assert told["wait_seconds_total"] > 0
     until(lambda: any(record["wait_ms"] > 0 and record["status"] == 200 for record in records(fleet)))
+
+
+def test_three_times_as_many_clients_as_fit_are_all_answered(fleet, monkeypatch):
+    """The drill in small; how many first retries are let in is the drill's to judge, on a machine of its own."""
+    monkeypatch.setenv("VTOKEN_API_KEY", ALICE)
+    with World(fleet.url) as world:
+        values = overload(world, seconds=8.0, tokens=50).values
+    assert values["clients"] == 24
+    assert (values["other_answers"], values["hung"]) == (0, 0)
+    assert values["longest_line"] <= values["line_bound"] == 8
+    assert values["first_retries"] > 0
+    assert values["decisions"]["waiting"]["returned"] > 0
 
 
 def raw(fleet, data, close=None, pause_s=0.0):
