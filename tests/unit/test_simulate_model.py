@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.simulate import calibration, traces
+from vtoken.simulate.agreement import engine_frontiers
 from vtoken.simulate.forgetting import spread_at
 from vtoken.simulate.frontier import SCENES, Scene, frontier, frontiers, holds
 from vtoken.simulate.lockstep import LockStep
@@ -197,6 +198,10 @@ def test_the_real_engines_frontier_is_found():
     assert frontiers(SCENES[0]) == {"naive": 5, "lazy": 8, "eager": 10}
 
 
+def test_the_fleets_engine_has_the_same_frontier_as_the_token_tables():
+    assert engine_frontiers(SCENES[0], TIME) == frontiers(SCENES[0])
+
+
 def test_rows_with_holes_spread_as_the_cores_own_rows_do():
     naive = config(variant="naive")
     table = spread_table(naive, prompts=3, intervals=12)
@@ -213,7 +218,8 @@ def test_rows_with_holes_spread_as_the_cores_own_rows_do():
     assert table[2, -1] > 1.5
 
 
-TIME = StepTime(np.ones((2, 2)), np.ones((2, 2)), np.ones(3), np.ones(5), 0.0)
+LINE = np.array([[1.0, 64.0], [10.0, 20.0]])
+TIME = StepTime(LINE, LINE, np.ones(3), np.ones(5), 0.0)
 
 
 # ---- the measured run

@@ -25,10 +25,16 @@ INTERVALS = 32
 
 def spread_table(
     config: VTokenConfig, block_size: int = 16, prompts: int = PROMPTS, intervals: int = INTERVALS,
-    kernels: Kernels = NUMPY,
+    kernels: Kernels = NUMPY, only: int | None = None,
 ) -> Floats:  # fmt: skip
-    """float64 [prompts, intervals]: slots over live tokens after the decision of each interval."""
-    return np.array([_row(config, block_size, SMALLEST_PROMPT << row, intervals, kernels) for row in range(prompts)])
+    """float64 [prompts, intervals]: slots over live tokens after the decision of each interval.
+
+    `only`: one row; the others are 1.
+    """
+    table = np.ones((prompts, intervals))
+    for row in range(prompts) if only is None else [only]:
+        table[row] = _row(config, block_size, SMALLEST_PROMPT << row, intervals, kernels)
+    return table
 
 
 class _Urgent(LockStep):
