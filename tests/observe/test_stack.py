@@ -92,7 +92,7 @@ def test_every_panel_variable_and_alert_has_a_finite_sample_under_load(stack):
 def test_what_is_scraped_is_the_snapshot_of_one_step(stack):
     """While the numbers change: each replica's integers are those of the step that `score_bytes` names."""
     stack.director.play()
-    time.sleep(10.0)
+    time.sleep(6.0)
     stack.director.pause()
     whole = torn = 0
     for samples in stack.scraper.scrapes:
@@ -107,7 +107,7 @@ def test_what_is_scraped_is_the_snapshot_of_one_step(stack):
                 whole += 1
             else:
                 torn += 1  # Ray's agent was read while it took over a report
-    assert whole > 20
+    assert whole > 5
     print("torn", torn, "whole", whole)
     assert torn <= 0.1 * whole
 
@@ -126,7 +126,7 @@ def test_gauges_stay_when_nothing_happens_and_one_event_is_seen_in_every_counter
     ask(stack)
     time.sleep(5.0)
     begun = len(stack.scraper.scrapes)
-    time.sleep(15.0)
+    time.sleep(10.0)
     idle = stack.scraper.scrapes[begun:]
     gauges = [metric for metric in METRICS if metric.source is Source.REPLICA and metric.kind is Kind.GAUGE]
     replicas = {replica["replica_id"] for replica in fleet_json(stack)["replicas"]}

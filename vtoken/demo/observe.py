@@ -21,7 +21,7 @@ from vtoken.serving.metrics import metrics_addresses
 from vtoken.serving.status import WIDE_AT
 from vtoken.signals import stop_on_signals
 
-REPORT_INTERVAL = {"RAY_metrics_report_interval_ms": "2000"}
+REPORT_INTERVAL = {"RAY_metrics_report_interval_ms": "3000"}
 """Ray's default of ten seconds is long for somebody who watches."""
 
 

@@ -53,46 +53,25 @@ class RaySink:
         self._gauges[metric.name].set(float(value), dict(labels))
 
 
-class MetricsThread:
-    """Owner of a process's publisher thread. It is a daemon: nobody has to wait for it."""
-
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="vtoken-metrics", daemon=True)
-
-    def start(self) -> MetricsThread:
-        """Begin; the first round comes at once."""
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """End after the round under way; does not wait for it."""
-        self._stop.set()
-
-    def _run(self) -> None:
-        while True:
-            self._rounds.run_once()
-            if self._stop.wait(PERIOD_S):
-                return
-
-
-def start_metrics(
-    source: Source, common: Mapping[str, str], *sources: Callable[[], Iterable[Reading]]
-) -> MetricsThread:
-    """Publish what `sources` read, from now on, as a process of this kind.
+def start_metrics(source: Source, common: Mapping[str, str], *sources: Callable[[], Iterable[Reading]]) -> None:
+    """Publish what `sources` read, from now until the process ends, as a process of this kind.
 
     Args:
         source: the kind of process.
         common: its values of COMMON_LABELS.
         sources: called by the thread in every round; they must be safe beside the process's own work.
     """
-    return MetricsThread(Rounds(Publisher(source, common, RaySink()), sources, time.thread_time)).start()
+    rounds = Rounds(Publisher(source, common, RaySink()), sources, time.thread_time)
+
+    def run() -> None:
+        while True:
+            rounds.run_once()
+            time.sleep(PERIOD_S)
+
+    threading.Thread(target=run, name="vtoken-metrics", daemon=True).start()
 
 
-def start_replica_metrics(
-    context: ReplicaContext, snapshot: Callable[[], Snapshot], config: VTokenConfig
-) -> MetricsThread:
+def start_replica_metrics(context: ReplicaContext, snapshot: Callable[[], Snapshot], config: VTokenConfig) -> None:
     """Publish an engine replica's snapshot, settings and GPUs."""
     common = {
         "application": context.app_name,
@@ -100,21 +79,19 @@ def start_replica_metrics(
         "replica": context.replica_id.unique_id,
     }
     fixed = [build_reading(config, versions()), *config_readings(config)]
-    return start_metrics(
+    start_metrics(
         Source.REPLICA, common, lambda: snapshot_readings(snapshot()), lambda: fixed, local_sampler().readings
     )
 
 
-def start_controller_metrics(
-    app_name: str, loop: asyncio.AbstractEventLoop, look: Callable[[], Fleet]
-) -> MetricsThread:
+def start_controller_metrics(app_name: str, loop: asyncio.AbstractEventLoop, look: Callable[[], Fleet]) -> None:
     """Publish the fleet view."""
-    return start_metrics(Source.CONTROLLER, {"application": app_name}, lambda: fleet_readings(*_asked(loop, look)))
+    start_metrics(Source.CONTROLLER, {"application": app_name}, lambda: fleet_readings(*_asked(loop, look)))
 
 
 def start_ingress_metrics(
     context: ReplicaContext, loop: asyncio.AbstractEventLoop, report: Callable[[], Mapping[str, Any]]
-) -> MetricsThread:
+) -> None:
     """Publish what an ingress says about itself (Front.report), and the router in its process."""
     common = {"application": context.app_name, "ingress": context.replica_id.unique_id}
 
@@ -122,7 +99,7 @@ def start_ingress_metrics(
         router = router_of(context.app_name)
         return router_readings({} if router is None else router.counters())
 
-    return start_metrics(Source.INGRESS, common, lambda: ingress_readings(_asked(loop, report)), of_router)
+    start_metrics(Source.INGRESS, common, lambda: ingress_readings(_asked(loop, report)), of_router)
 
 
 def _asked(loop: asyncio.AbstractEventLoop, question: Callable[[], T]) -> T:
