@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ from vtoken.core.capacity import (
 from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.errors import ConfigError, UnsupportedError
 
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 LLAMA = PRESETS["llama-3.1-8b"]
 LLAMA_CONFIG = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -124,3 +127,17 @@ def test_the_command_prints_the_plan_and_refuses_nonsense(capsys) -> None:
         assert word in capsys.readouterr().err
     assert main(["plan", "nowhere"]) == EXIT_REFUSED
     assert "smollm2-135m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["serve/one-gpu.yaml", "serve/fleet-h100.yaml"])
+def test_the_arithmetic_in_the_deployment_files_is_the_plans(name: str, capsys) -> None:
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    (command,) = re.findall(r"`vtoken (plan .*)`", text)
+    assert main([*command.split(), "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    for said in (
+        f"{plan['blocks']:,} blocks",
+        f"{plan['requests_whole']} requests",
+        f"or {plan['requests_reclaimed']} under",
+    ):
+        assert said in text
