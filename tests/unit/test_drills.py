@@ -77,7 +77,7 @@ def test_losses_are_read_as_the_ingress_writes_them(tmp_path, caplog):
     """Written by the code itself, so that its words and the pattern can't part."""
     from tests.unit.test_journey import LOST, Replicas, run, stream, unreachable
 
-    replicas = Replicas(stream("a", 3, LOST), unreachable(LOST), stream("b", 5, LOST), stream("c"))
+    replicas = Replicas(stream("a", 3, LOST), unreachable(LOST), stream("b", 4, LOST), stream("c"))
     with caplog.at_level("WARNING", logger="ray.serve"):
         run(replicas, attempts=9)
     (tmp_path / "serve").mkdir()

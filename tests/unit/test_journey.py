@@ -14,7 +14,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from vtoken.core.failover import Failover, FailoverRules
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RouteHint
-from vtoken.core.transcript import DONE, News
+from vtoken.core.transcript import DONE, Fingerprint, News
 from vtoken.serving.journey import Fleet, Journey
 
 ANSWER = [11, 12, 13, 14, 15, 16]
@@ -65,6 +65,14 @@ class Replicas:
         return self.calls[-1]
 
 
+def replayed(items, delivered):
+    """As a replica sends them of which the client has seen so many events."""
+    again = Fingerprint()
+    for _, event, _ in items[1 : 1 + delivered]:
+        again.add(event)
+    return items[:1] + ([("replayed", again.hex, None)] if delivered else []) + items[1 + delivered :]
+
+
 def stream(name, cut=None, ending=None, obstacle=None, created=7):
     """A replica that streams ANSWER token by token; after `cut` items behind the first it comes to `ending`."""
 
@@ -77,7 +85,7 @@ def stream(name, cut=None, ending=None, obstacle=None, created=7):
             head = f'data: {{"id":"chatcmpl-{resume.request_id}","object":"o","created":{created},'
             items.append(("chunk", f'{head}"text":"{place}:{token}"}}\n\n', news))
         items.append(("chunk", DONE, None))
-        yield from items[:cut]
+        yield from replayed(items, resume.delivered)[:cut]
         if cut is not None and ending is not None:
             yield ending
 
@@ -231,9 +239,8 @@ def test_nor_does_a_refusal():
 def test_a_replica_that_writes_something_else_is_not_let_through():
     def other(resume):
         yield "accepted", "b", None
-        yield "stream", None, None
-        yield "chunk", f'data: {{"id":"chatcmpl-{resume.request_id}","object":"o","created":7,"text":"?"}}\n\n', None
-        yield "chunk", DONE, None
+        event = f'data: {{"id":"chatcmpl-{resume.request_id}","object":"o","created":7,"text":"?"}}\n\n'
+        yield from replayed([("stream", None, None), ("chunk", event, None), ("chunk", DONE, None)], resume.delivered)
 
     items, failovers = run(Replicas(stream("a", 2, LOST), other))
     assert [what for what, _ in items] == ["stream", "chunk", "error"]
@@ -274,3 +281,17 @@ def test_work_that_somebody_else_cancelled_goes_on_elsewhere():
     items, failovers = run(replicas)
     assert text(items) == undisturbed(replicas)
     assert failovers == {Failover.RESUMED: 1}
+
+
+@pytest.mark.parametrize("ending", [LOST, ENGINE_DIED, MOVED, asyncio.CancelledError()])
+def test_what_happens_to_a_replica_after_the_end_does_not_matter(ending):
+    replicas = Replicas(stream("a", len(ANSWER) + 2, ending), stream("b"))
+    items, failovers = run(replicas)
+    assert items[-1] == ("chunk", DONE)
+    assert (len(replicas.calls), failovers) == (1, {})
+
+
+def test_a_replica_that_takes_a_request_again_and_again_and_brings_it_nowhere_is_given_up():
+    items, failovers = run(Replicas(stream("a", 3, ENGINE_DIED), stream("a", 0, ENGINE_DIED)), wait_s=0.05)
+    assert (items[-1][0], items[-1][1].code) == ("error", "replica_lost")
+    assert failovers[Failover.NO_REPLICA] == 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken.core.transcript import DONE, News, NotResumable, Progress, Resume, TokenGroups, Transcript
+from vtoken.core.transcript import DONE, Fingerprint, News, NotResumable, Progress, Resume, TokenGroups, Transcript
 
 groups_of = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=12)
 
@@ -64,13 +64,17 @@ def attempt(script, resume, created, lookahead):
 def test_whatever_the_cuts_the_client_sees_one_undisturbed_stream(script, cuts, lookahead):
     transcript, sent = Transcript("1"), []
     for number, cut in enumerate([*cuts, 1000]):
-        for count, (chunk, news) in enumerate(attempt(script, transcript.begin(), 1000 + number, lookahead)):
+        resume, again = transcript.begin(), Fingerprint()
+        for count, (event, news) in enumerate(attempt(script, resume, 1000 + number, lookahead)):
             if count == cut:
                 break
             transcript.learn(news)
-            passed = transcript.deliver(chunk)
-            if passed is not None:
-                sent.append(passed)
+            if again.events < resume.delivered:
+                again.add(event)
+                if again.events == resume.delivered:
+                    transcript.check(again.hex)
+                continue
+            sent.append(transcript.deliver(event))
         if transcript.ended:
             break
     created = 1000 + next(number for number, cut in enumerate([*cuts, 1000]) if cut)  # of the first that sent anything
@@ -84,10 +88,36 @@ def test_a_replica_that_repeats_something_else_is_not_believed():
     transcript.begin()
     for chunk in ("data: a\n\n", "data: b\n\n"):
         transcript.deliver(chunk)
-    transcript.begin()
-    assert transcript.deliver("data: a\n\n") is None
+    assert transcript.begin().delivered == 2
+    other = Fingerprint()
+    for event in ("data: a\n\n", "data: B\n\n"):
+        other.add(event)
     with pytest.raises(NotResumable, match="first 2 events"):
-        transcript.deliver("data: B\n\n")
+        transcript.check(other.hex)
+
+
+def test_nor_is_one_that_says_nothing_about_what_was_sent():
+    transcript = Transcript("1")
+    transcript.begin()
+    transcript.deliver("data: a\n\n")
+    transcript.begin()
+    with pytest.raises(NotResumable, match="1 that were sent"):
+        transcript.deliver("data: b\n\n")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ('data: {"id":"c","object":"o","created":7,"x":1}', 'data: {"id":"c","object":"o","created":8,"x":1}', True),
+        ('data: {"id":"c","object":"o","created":7,"x":1}', 'data: {"id":"c","object":"o","created":7,"x":2}', False),
+        ('data: {"x":"\\"created\\":7"}', 'data: {"x":"\\"created\\":8"}', False),
+    ],
+)
+def test_fingerprints_differ_unless_only_the_time_does(one, other, same):
+    first, second = Fingerprint(), Fingerprint()
+    first.add(one)
+    second.add(other)
+    assert (first.hex == second.hex) is same
 
 
 def test_an_obstacle_matters_once_the_client_has_seen_something():

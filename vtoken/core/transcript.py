@@ -3,9 +3,9 @@
     engine ── groups of token ids ──► Progress ── news with every chunk ──► Transcript ── Resume ──► another engine
              (replica process)                      (ingress process)
 
-A *group* is the token ids that the engine handed to its serving layer at once. The text of a stream's chunks is a
-function of the request and its groups, so an engine that is given the same groups again makes the same chunks.
-The ingress lets those pass that the client has not seen.
+A *group* is the token ids that the engine handed to its serving layer at once. The text of a stream's events is a
+function of the request and its groups, so an engine that is given the same groups again makes the same events. Those
+that the client has seen stay in the replica, which sends their fingerprint instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DONE = "data: [DONE]\n\n"
 """The last event of every whole stream."""
 
 _CREATED = re.compile(r'^(data: \{"id":"[^"]*","object":"[^"]*","created":)(\d+)')
-"""Begin of a chunk; nothing that a client or a model wrote stands before the time."""
+"""Begin of an event; nothing that a client or a model wrote stands before the time."""
 
 
 class NotResumable(VTokenError):
@@ -38,6 +38,24 @@ class NotResumable(VTokenError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class Fingerprint:
+    """Owner of a digest of a stream's events in their order; the time in them does not count."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, event: str) -> None:
+        """The next event."""
+        self.events += 1
+        self._hash.update(_CREATED.sub(r"\1", event).encode("utf-8", "surrogatepass"))
+
+    @property
+    def hex(self) -> str:
+        """Equal for equal events only."""
+        return self._hash.hexdigest()
 
 
 class TokenGroups:
@@ -99,11 +117,13 @@ class Resume:
         request_id: hexadecimal digits of the id that the client sees; the same on every replica.
         groups: what other replicas have generated; empty at first.
         finish: if they have ended the generation.
+        delivered: events of a stream that the client was sent.
     """
 
     request_id: str
     groups: TokenGroups = field(default_factory=TokenGroups)
     finish: Finish | None = None
+    delivered: int = 0
 
 
 class Progress:
@@ -145,26 +165,29 @@ class Transcript:
 
     Attributes:
         request_id: hexadecimal digits of the id that the client sees.
-        delivered: chunks that the client was sent.
         obstacle: see Progress; None until a replica has said so.
         ended: whether the client was sent the end of the stream.
     """
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.delivered = 0
         self.obstacle: str | None = None
         self.ended = False
         self._groups = TokenGroups()
         self._finish: Finish | None = None
         self._created: str | None = None
-        self._sent, self._replayed = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
-        self._to_replay = 0
+        self._sent = Fingerprint()
+        self._unproven = False
 
     @property
     def tokens(self) -> int:
         """Tokens that are known to be generated."""
         return self._groups.tokens
+
+    @property
+    def delivered(self) -> int:
+        """Events that the client was sent."""
+        return self._sent.events
 
     def learn(self, news: News | None) -> None:
         """Take what a replica reports, before the chunk that came with it."""
@@ -182,35 +205,37 @@ class Transcript:
             if self.delivered:
                 raise NotResumable(f"a request with `{self.obstacle}` can't go on from its tokens", self.obstacle)
             self._groups, self._finish = TokenGroups(), None  # nothing was sent: the request starts afresh
-        self._to_replay, self._replayed = self.delivered, hashlib.blake2b(digest_size=16)
-        return Resume(self.request_id, self._groups, self._finish)
+        self._unproven = self.delivered > 0
+        return Resume(self.request_id, self._groups, self._finish, self.delivered)
 
-    def deliver(self, chunk: str) -> str | None:
-        """What the client is to be sent for an event; None if it was sent that before.
+    def check(self, fingerprint: str) -> None:
+        """A further replica has made the delivered events anew, and says what they come to.
 
         Raises:
-            NotResumable: the replica repeats something else than the client was sent.
+            NotResumable: to something else than the client was sent.
         """
-        chunk = self._dated(chunk)
-        if self._to_replay:
-            self._repeat(chunk)
-            return None
-        self.delivered += 1
-        self.ended = chunk == DONE
-        self._sent.update(chunk.encode("utf-8", "surrogatepass"))
-        return chunk
-
-    def _repeat(self, chunk: str) -> None:
-        self._to_replay -= 1
-        self._replayed.update(chunk.encode("utf-8", "surrogatepass"))
-        if not self._to_replay and self._replayed.digest() != self._sent.digest():
+        self._unproven = fingerprint != self._sent.hex
+        if self._unproven:
             raise NotResumable(f"the first {self.delivered} events were made anew and differ from those sent")
 
-    def _dated(self, chunk: str) -> str:
-        """The event with the time of the first one: all chunks of a stream carry the same."""
-        found = _CREATED.match(chunk)
+    def deliver(self, event: str) -> str:
+        """The next event, as the client is to be sent it.
+
+        Raises:
+            NotResumable: the replica has not shown that it goes on where the client is.
+        """
+        if self._unproven:
+            raise NotResumable(f"events came before the {self.delivered} that were sent were made anew")
+        event = self._dated(event)
+        self.ended = event == DONE
+        self._sent.add(event)
+        return event
+
+    def _dated(self, event: str) -> str:
+        """The event with the time of the first one: all events of a stream carry the same."""
+        found = _CREATED.match(event)
         if found is None:
-            return chunk
+            return event
         if self._created is None:
             self._created = found[2]
-        return found[1] + self._created + chunk[found.end() :]
+        return found[1] + self._created + event[found.end() :]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vtoken.core.errors import EngineLost
 from vtoken.core.replies import ErrorReply, replica_lost
-from vtoken.core.transcript import DONE, News, Progress, Resume
+from vtoken.core.transcript import DONE, Fingerprint, News, Progress, Resume
 from vtoken.serving.drain import Drain
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ Item = tuple[str, Any, News | None]
     ("tokens", None)            while an answer is being made, zero or more times
     ("json", response)          the end; or
     ("stream", obstacle)        the field for which the stream can't go on elsewhere, or None; then
-    ("chunk", event)            every server-sent event, as the engine formats it, those that were sent before included
+    ("replayed", fingerprint)   if the client was sent something: those events were made again, and come to this; then
+    ("chunk", event)            every further server-sent event, as the engine formats it
 
 Anywhere behind the first, ("ride", row): news for the router, see `ridealong`.
 
@@ -78,7 +79,13 @@ async def attempt(
 async def _stream(events: AsyncIterator[str], drain: Drain, progress: Progress) -> AsyncGenerator[Item, None]:
     try:
         yield "stream", progress.obstacle, None
+        again, delivered = Fingerprint(), progress.resume.delivered
         async for event in events:
+            if again.events < delivered:
+                again.add(event)
+                if again.events == delivered:
+                    yield "replayed", again.hex, progress.take()
+                continue
             yield "chunk", event, progress.take()
             if event != DONE and drain.must_hand_over:
                 yield "moved", None, None

@@ -1,7 +1,7 @@
 """A request's way through one or more replicas: what the client is sent looks like one.
 
     Journey.items ── attempt 1 ──► replica A   accepted, stream, chunk, chunk, ✗ (killed, engine dead, moved)
-                  ── attempt 2 ──► replica B   accepted, stream, chunk, chunk (both seen before), chunk, chunk, end
+                  ── attempt 2 ──► replica B   accepted, stream, replayed (2 chunks), chunk, chunk, end
 
 Serve retries by itself only until a replica has accepted a request; everything later is decided here.
 """
@@ -108,6 +108,7 @@ class Journey:
         self._lost: Lost | None = None
         self._pause_s = 0.0
         self._alone_since_s: float | None = None
+        self._stuck_since_s: float | None = None
 
     async def items(self) -> AsyncGenerator[tuple[str, Any], None]:
         """What the client is to be sent: ("json", response) or ("error", ErrorReply), or ("stream", None) followed by
@@ -170,9 +171,11 @@ class Journey:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise  # the client has left
-            raise Lost("its work was cancelled") from None
+            if not self._ended:
+                raise Lost("its work was cancelled") from None
         except Exception as error:  # noqa: BLE001  # Ray's and Serve's are many
-            raise self._judged(error) from None
+            if not self._ended:  # otherwise the client has everything
+                raise self._judged(error) from None
         finally:
             if not self._ended:
                 call.cancel()  # stop the engine's work, not only our waiting
@@ -186,21 +189,23 @@ class Journey:
         """
         self._transcript.learn(news)
         if news is not None:
-            self._pause_s = 0.0
+            self._pause_s, self._stuck_since_s = 0.0, None
         if what == "moved":
             raise Moved("it ends by plan")
         if what == "error" and value.code == replica_lost().code:
             raise Lost("its engine has ended")
+        if what == "replayed":
+            self._transcript.check(value)
         if what == "chunk":
             event = self._transcript.deliver(value)
             self._ended = self._transcript.ended
-            return None if event is None else (what, event)
+            return what, event
         if what == "stream":
             self._transcript.obstacle = value
             begun, self._streaming = self._streaming, True
             return None if begun else (what, None)
-        self._ended = what in {"json", "error"}
-        return (what, self._timed(value)) if self._ended else None
+        self._ended = self._ended or what in {"json", "error"}
+        return (what, self._timed(value)) if what in {"json", "error"} else None
 
     def _note(self, what: str, value: Any, sent_s: float) -> None:
         """Tell the router what came of its choice."""
@@ -260,13 +265,19 @@ class Journey:
             notes.failed(self._replica_id)
         if self._replica_id and not moved and self._losses.is_poison(self._replica_id, transcript.tokens):
             return self._poison()
-        if self._again and await self._given_up():
+        if self._again and (await self._given_up() or self._is_stuck()):
             return self._no_replica()
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(LONGEST_PAUSE_S, max(PAUSE_S, 2 * self._pause_s))
         self._again = True
         self._lost = lost if self._replica_id else None  # without one, the same wait for a replica goes on
         return None
+
+    def _is_stuck(self) -> bool:
+        """Whether attempt after attempt has come to nothing for too long, although some replica is there."""
+        if self._stuck_since_s is None:
+            self._stuck_since_s = time.monotonic()
+        return time.monotonic() - self._stuck_since_s > self._fleet.rules.wait_s
 
     def _count(self, outcome: Failover) -> None:
         self._fleet.failovers_total[outcome] += 1
