@@ -74,6 +74,7 @@ def test_a_hub_name_is_left_as_it_is():
         ({"engine": {"tensor_parallel_size": 1}}, "engine.tensor_parallel_size"),
         ({"limits": {"max_body_bytes": 1}}, "limits.max_body_bytes"),
         ({"engine_service": "nowhere"}, "engine_service"),
+        ({"limits": {"ingress_max_ongoing_requests": 319}}, "limits.ingress_max_ongoing_requests"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_its_name(model, args, key):

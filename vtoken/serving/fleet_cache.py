@@ -10,9 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from vtoken.core.fleet import FleetSnapshot, ReplicaView
 from vtoken.core.routing import RoutingTunables
-from vtoken.serving.controller import ControllerClient
 
 logger = logging.getLogger("ray.serve")
 
@@ -60,36 +58,6 @@ class Poller(ABC):
             self._awake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._awake.wait(), IDLE_POLL_S)
-
-
-class FleetCache(Poller):
-    """A copy of the whole view and its age.
-
-    Args:
-        client: how to reach the controller.
-        poll_s: see Poller.
-        tunables: until the controller sends others.
-    """
-
-    def __init__(self, client: ControllerClient, poll_s: float, tunables: RoutingTunables) -> None:
-        super().__init__(poll_s)
-        self._client = client
-        self._fetched_s = float("-inf")
-        self.views: dict[str, ReplicaView] = {}
-        self.tunables = tunables
-
-    def age_s(self, now_s: float) -> float:
-        """Seconds since the view was asked for; infinite before the first one."""
-        return now_s - self._fetched_s
-
-    async def fetch(self, asked_s: float) -> None:
-        self.take(await self._client.view(), asked_s)
-
-    def take(self, view: FleetSnapshot, asked_s: float) -> None:
-        """Adopt a view that was asked for at `asked_s`; bad tunables keep the old ones."""
-        self._fetched_s = asked_s
-        self.views = {replica.replica_id: replica for replica in view.replicas}
-        self.tunables = tunables_of(view.tunables) or self.tunables
 
 
 def tunables_of(raw: Mapping[str, Any]) -> RoutingTunables | None:

@@ -35,12 +35,10 @@ from vtoken.core.fleet import FleetRules
 from vtoken.core.routing import RouteHint, RoutingTunables
 from vtoken.serving import sidelines
 from vtoken.serving.controller import ControllerClient
-from vtoken.serving.fleet_cache import FleetCache, Poller, tunables_of
+from vtoken.serving.fleet_cache import Poller, tunables_of
 from vtoken.serving.settings import DeploymentSettings
 
 logger = logging.getLogger("ray.serve")
-
-__all__ = ["FleetCache", "RoomRouter", "hint_of", "router_kwargs"]
 
 SWEEP_S = 5.0
 WARN_EVERY_S = 10.0

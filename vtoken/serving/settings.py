@@ -209,6 +209,7 @@ class DeploymentSettings:
         if not isinstance(self.allow_faults, bool):
             raise ConfigError("allow_faults", self.allow_faults, "true or false")
         self._check_heartbeats()
+        self._check_ingress()
 
     def _check_heartbeats(self) -> None:
         """A replica that reports as seldom as it may must not count as stale, or be forgotten, in between."""
@@ -222,6 +223,18 @@ class DeploymentSettings:
             if value >= limit_s:
                 hint = "Reports that come later than that make healthy replicas count as lost."
                 raise ConfigError(f"heartbeat.{beat}", value, f"below {limit_key} = {limit_s}", hint)
+
+    def _check_ingress(self) -> None:
+        """Whoever is let in or waits must fit into an ingress: anybody else waits in Serve, without bound or deadline."""
+        limits = self.limits
+        places = -(-self.most_replicas * self.replicas.max_ongoing_requests // limits.ingress_count)
+        least = places + limits.max_queued_requests
+        if limits.ingress_max_ongoing_requests < least:
+            allowed = f"at least {least}: {places} places of the replicas and max_queued_requests = "
+            allowed += str(limits.max_queued_requests)
+            hint = "Raise it, or limits.ingress_count."
+            value = limits.ingress_max_ongoing_requests
+            raise ConfigError("limits.ingress_max_ongoing_requests", value, allowed, hint)
 
     @property
     def fewest_replicas(self) -> int:
