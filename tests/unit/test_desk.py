@@ -157,5 +157,7 @@ def test_a_histogram_counts_each_value_once():
     assert histogram.quantile(0.5) is None
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.note(value)
-    assert histogram.to_mapping() == {"count": 4, "sum": 12.0, "at_most": {"1.0": 2, "2.0": 1, "inf": 1}}
+    assert histogram.to_mapping() == {
+        "count": 4, "sum": 12.0, "p50": 1.0, "p99": None, "at_most": {"1.0": 2, "2.0": 1, "inf": 1},
+    }  # fmt: skip
     assert [histogram.quantile(share) for share in (0.5, 0.75, 1.0)] == [1.0, 2.0, float("inf")]

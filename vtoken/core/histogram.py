@@ -39,9 +39,14 @@ class Histogram:
         return None
 
     def to_mapping(self) -> dict[str, Any]:
-        """JSON-ready: `count`, `sum`, and `at_most`: values up to each bound (each value counts once)."""
+        """JSON-ready: `count`, `sum`, `p50` and `p99`, and `at_most`: values up to each bound (each counts once).
+
+        The quantiles are bounds; None without values, or above the last bound.
+        """
+        quantiles = {name: self.quantile(share) for name, share in (("p50", 0.5), ("p99", 0.99))}
         return {
             "count": self.count,
             "sum": self._sum,
+            **{name: None if bound == float("inf") else bound for name, bound in quantiles.items()},
             "at_most": dict(zip(map(str, (*self._bounds, "inf")), self._counts, strict=True)),
         }
