@@ -225,7 +225,7 @@ class DeploymentSettings:
                 raise ConfigError(f"heartbeat.{beat}", value, f"below {limit_key} = {limit_s}", hint)
 
     def _check_ingress(self) -> None:
-        """Whoever is let in or waits must fit into an ingress: anybody else waits in Serve, without bound or deadline."""
+        """Whoever is let in or waits must fit into an ingress: others wait in Serve, without bound or deadline."""
         limits = self.limits
         places = -(-self.most_replicas * self.replicas.max_ongoing_requests // limits.ingress_count)
         least = places + limits.max_queued_requests
