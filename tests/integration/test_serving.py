@@ -197,7 +197,7 @@ def test_a_seed_that_would_end_the_engine_is_refused(fleet, client):
 
 
 def test_a_full_fleet_says_429_and_when_to_come_back(fleet, client):
-    """20 run or wait in the replicas, 4 in the queue; the official client sees its own error type."""
+    """20 run or wait in the replicas, 4 in the line; the official client sees its own error type."""
     streams, refused, enough = [], [], threading.Event()
 
     def start(_):
@@ -215,7 +215,7 @@ def test_a_full_fleet_says_429_and_when_to_come_back(fleet, client):
     assert refused
     assert len(streams) >= 16
     assert {(error.type, error.code) for error in refused} == {("rate_limit_error", "overloaded")}
-    assert {error.response.headers["retry-after"] for error in refused} == {"1"}
+    assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused)
 
 
 def test_status_prints_the_fleet(fleet):
