@@ -1,6 +1,7 @@
 import argparse
 import csv
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from vtoken.core.telemetry import Snapshot
 from vtoken.simulate import command, traces
 from vtoken.simulate.faults import Fault, Kind, reported
 from vtoken.simulate.fleet import SERIES, Fleet, uniform
-from vtoken.simulate.outcome import ServiceLevel, summary, write_series
+from vtoken.simulate.outcome import ServiceLevel, plot_series, summary, write_series
 from vtoken.simulate.routers import ROUTERS, Scene, make
 from vtoken.simulate.state import DONE, EngineShape
 from vtoken.simulate.steptime import StepTime
@@ -139,6 +140,11 @@ def test_a_time_series_is_written_as_csv(tmp_path):
     assert list(rows[0]) == list(SERIES)
     assert len(rows) == len(outcome.series)
     assert float(rows[-1]["output_tokens"]) == outcome.series[-1, SERIES.index("output_tokens")]
+
+
+def test_a_picture_is_drawn_only_where_matplotlib_is(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert plot_series(tmp_path / "series.png", served("ours")) is False
 
 
 def test_a_verdict_compares_with_the_best_of_the_others_but_not_with_the_oracle():

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from vtoken.core.errors import ConfigError
+from vtoken.simulate.frontier import VARIANTS
 from vtoken.simulate.routers import ROUTERS
 from vtoken.simulate.traces import TRACES
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="compare with a measured run and with measured capacities")
     parser.add_argument("--study", action="store_true", help="compare all routers on all cases")
     parser.add_argument(
-        "--case", default="", metavar="TEXT", help="only the cases of the study with TEXT in their name"
+        "--case", default="", metavar="TEXT", help="of the study, the case of that name, or those with it in theirs"
     )
     parser.add_argument("--trace", choices=sorted(TRACES), default="azure", help="(default: %(default)s)")
     parser.add_argument("--router", choices=ROUTERS, default="ours", help="(default: %(default)s)")
@@ -32,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, help="requests per second and replica (default: as in the trace)")
     parser.add_argument("--ingresses", type=int, default=1, help="routers side by side (default: %(default)s)")
     parser.add_argument("--heartbeat-s", type=float, default=0.1, help="of replicas (default: %(default)s)")
-    parser.add_argument("--keep-ratio", type=float, help="share of its tokens that every request keeps")
+    parser.add_argument(
+        "--keep-ratio", type=float, help="share of its tokens that every request keeps, by random choice"
+    )
+    parser.add_argument("--variant", choices=sorted(VARIANTS), default="eager", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", help="directory for CSV files and, with matplotlib, a picture")
 
@@ -60,23 +64,18 @@ def report(name: str, values: dict[str, Any], holds: bool) -> int:
 
 
 def _one(arguments: argparse.Namespace) -> int:
-    from vtoken.core.config import VTokenConfig
     from vtoken.simulate.calibration import grid
     from vtoken.simulate.fleet import Fleet, FleetShape
     from vtoken.simulate.outcome import ServiceLevel, plot_series, summary, write_series
-    from vtoken.simulate.state import EngineShape
-    from vtoken.simulate.study import H100_BLOCKS, H100_SLOWNESS, LARGE, RTX4090_BLOCKS
+    from vtoken.simulate.study import engine_of, slowness_of
 
     data, count = Path(arguments.data), arguments.replicas[0]
     work = TRACES[arguments.trace](data).repeated(arguments.requests)
     if arguments.rate:
         work = work.at_rate(arguments.rate * count)
-    large = arguments.trace in LARGE
-    blocks = H100_BLOCKS if large else RTX4090_BLOCKS
-    policy = {"policy": {"policy": "random", "keep_ratio": arguments.keep_ratio}} if arguments.keep_ratio else {}
-    engine = EngineShape(blocks, grid(data).model, config=VTokenConfig.from_mapping(policy))
-    slowness = [H100_SLOWNESS if large else 1.0] * count
-    shape = FleetShape(engine, [blocks] * count, slowness, arguments.ingresses, arguments.heartbeat_s)
+    engine = engine_of(arguments.trace, grid(data).model, arguments.variant, arguments.keep_ratio)
+    slowness = [slowness_of(arguments.trace)] * count
+    shape = FleetShape(engine, [engine.blocks] * count, slowness, arguments.ingresses, arguments.heartbeat_s)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     outcome = Fleet(work, shape, arguments.router, seed=arguments.seed).run()
     values = {key: round(value, 4) for key, value in summary(outcome, ServiceLevel()).items()}

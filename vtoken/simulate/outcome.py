@@ -33,6 +33,7 @@ def summary(outcome: Outcome, level: ServiceLevel) -> dict[str, float]:
     return {
         "goodput_tokens_per_s": float(requests["output"][good].sum()) / span,
         "good_share": float(good.mean()),
+        "output_tokens_per_s": float(requests["generated"].sum() / max(outcome.seconds, 1e-9)),
         "done": int(done.sum()),
         "failed": int((requests["status"] == FAILED).sum()),
         "first_token_p50_s": _quantile(first[done], 50),

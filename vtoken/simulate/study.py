@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 
 from vtoken.core.config import VTokenConfig
+from vtoken.device.table_kernels import CompiledKernels
 from vtoken.simulate import traces
 from vtoken.simulate.calibration import grid, run_alone
 from vtoken.simulate.faults import Fault, Kind
 from vtoken.simulate.fleet import Fleet, FleetShape
+from vtoken.simulate.frontier import VARIANTS
 from vtoken.simulate.outcome import ServiceLevel, summary
 from vtoken.simulate.routers import ROUTERS
+from vtoken.simulate.spread import spread_table
 from vtoken.simulate.state import EngineShape
 from vtoken.simulate.steptime import StepTime
 from vtoken.simulate.workload import Workload
@@ -83,6 +86,20 @@ CASES = (
 )
 
 
+def engine_of(trace: str, step_time: StepTime, variant: str = "eager", keep_ratio: float | None = None) -> EngineShape:
+    """The engine that serves a trace; with `keep_ratio`, every request forgets by random choice."""
+    policy = {"policy": "random", "keep_ratio": keep_ratio} if keep_ratio else {}
+    config = VTokenConfig.from_mapping({"policy": policy, **VARIANTS[variant]})
+    spread = spread_table(config, kernels=CompiledKernels()) if policy and variant in {"naive", "lazy"} else None
+    blocks = H100_BLOCKS if trace in LARGE else RTX4090_BLOCKS
+    return EngineShape(blocks, step_time, config=config, spread=spread)
+
+
+def slowness_of(trace: str) -> float:
+    """Factor of step times of that engine."""
+    return H100_SLOWNESS if trace in LARGE else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Study:
     """What all cases share."""
@@ -107,12 +124,10 @@ class Study:
 
     def fleet_shape(self, case: Case, replicas: int) -> FleetShape:
         """The fleet of a case."""
-        policy = {"policy": {"policy": "random", "keep_ratio": 0.5}} if case.evicts else {}
-        large = case.trace in LARGE
-        blocks = H100_BLOCKS if large else RTX4090_BLOCKS
-        engine = EngineShape(blocks, self.step_time, config=VTokenConfig.from_mapping(policy))
+        engine = engine_of(case.trace, self.step_time, keep_ratio=0.5 if case.evicts else None)
+        blocks = engine.blocks
         second = np.arange(replicas) % 2 == 1
-        speed = (H100_SLOWNESS if large else 1.0) * np.where(second & case.slow, 2.0, 1.0)
+        speed = slowness_of(case.trace) * np.where(second & case.slow, 2.0, 1.0)
         pools = np.where(second & case.small, blocks // 2, blocks)
         return FleetShape(engine, pools.tolist(), speed.tolist(), case.routers)
 
@@ -152,11 +167,12 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def study(data: Path, sizes: Sequence[int], wanted: str, log: Callable[[str], None]) -> list[dict[str, Any]]:
-    """All cases whose name contains `wanted`, at every size; a row per router."""
+    """The case of that name, or all whose names contain it, at every size; a row per router."""
     run = Study(data, grid(data).model)
     rows: list[dict[str, Any]] = []
-    for case in CASES:
-        for replicas in sizes if wanted in case.name else ():
+    cases = [case for case in CASES if case.name == wanted] or [case for case in CASES if wanted in case.name]
+    for case in cases:
+        for replicas in sizes:
             new = list(run.compare(case, replicas))
             rows += new
             one = verdicts(new)[0]
