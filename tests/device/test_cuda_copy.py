@@ -8,6 +8,7 @@ import torch
 
 from tests.device.simulated import simulated_engine
 from vtoken.device.copy_engine import TicketState
+from vtoken.device.cuda_copy import CudaCopyEngine
 from vtoken.device.cuda_streams import Lane
 from vtoken.device.errors import CopyFailed
 from vtoken.device.event_model import SimulatedStreams, compute_first
@@ -62,6 +63,16 @@ def engine(streams, caches):
 
 def rows(caches, *places):
     return caches["layer"].view(96, 8)[list(places)].clone()
+
+
+def test_binding_compiles_and_changes_nothing(streams, caches):
+    before, calls = rows(caches, *range(96)), []
+    engine = CudaCopyEngine(streams, launch=lambda table, moves, count: calls.append(moves[: 2 * count].tolist()))
+    engine.bind(caches)
+    assert calls == [[0, 0]]
+    simulated_engine(streams, caches)
+    assert torch.equal(rows(caches, *range(96)), before)
+    assert (engine.launches, engine.counters().copies) == (0, 0)
 
 
 def test_tickets_of_a_round_share_one_launch(engine, caches):

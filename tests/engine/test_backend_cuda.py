@@ -129,4 +129,4 @@ def test_a_captured_graph_launches_the_strict_reader_for_all_its_tokens_and_a_ba
     assert not built.strict.visible.any()
     assert built.block_table.data_ptr() == builder.tables.blocks.data_ptr()
     assert built.seq_lens.data_ptr() == builder.tables.lengths.data_ptr()
-    assert builder.build(0, common).lines == 0
+    assert builder.build(0, common).lines == 1, "a warm-up compiles the strict reader before a graph is captured"

@@ -123,10 +123,16 @@ class CudaCopyEngine(CopyEngine):
         self._events = [self._streams.event() for _ in range(self._segment_count)]
         self._busy.clear()
         self._reset_counters()
+        self._compile()
+
+    def _compile(self) -> None:
+        """Move slot 0 onto itself, so that the first round does not wait for the compiler."""
+        table, zeros = self._require_bound().table, self._free[0].device
+        self._streams.run(Lane.COMPUTE, lambda: self._launch(table, zeros, 1))
 
     def _segment(self) -> _Segment:
         host = self._streams.host_buffer(2 * self._capacity)
-        device = torch.empty(2 * self._capacity, dtype=torch.int64, device=self._streams.device)
+        device = torch.zeros(2 * self._capacity, dtype=torch.int64, device=self._streams.device)
         return _Segment(host, device, self._streams.event(), self._streams.event())
 
     def start(self) -> None:

@@ -99,7 +99,9 @@ class VTokenFlashBuilder(FlashAttentionMetadataBuilder):
             common.block_table_tensor, common.seq_lens, common.slot_mapping, _changed(rows, starts, set(strict))
         )
         ours = common.replace(block_table_tensor=blocks, seq_lens=lengths)
-        return self._with_lines(super().build(common_prefix_len, ours, fast_build), self.strict.count)
+        # A batch of nobody is a warm-up: one line that sees nothing, so that no graph is captured around a compilation.
+        lines = self.strict.count if rows else 1
+        return self._with_lines(super().build(common_prefix_len, ours, fast_build), lines)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> FlashAttentionMetadata:
         """As in vLLM; the captured strict reader is launched for every token of the graph."""
