@@ -11,9 +11,10 @@ heartbeat of every replica.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter, lt
 from typing import Any, ClassVar
 
 import numpy as np
@@ -147,12 +148,15 @@ LARGEST = 1 << 62
 
 _COUNTERS = tuple(f.name for f in fields(Snapshot) if f.name.endswith("_total"))
 _NUMBERS = tuple(f.name for f in fields(Snapshot))
+_numbers_of: Callable[[Snapshot], tuple[Any, ...]] = attrgetter(*_NUMBERS)
+_counters_of: Callable[[Snapshot], tuple[Any, ...]] = attrgetter(*_COUNTERS)
 
 
 def impossible_reason(snapshot: Snapshot) -> str | None:
     """Why a snapshot cannot be true, or None. Empty engines (capacity 0) are possible."""
-    for name in _NUMBERS:
-        value = getattr(snapshot, name)
+    for name, value in zip(_NUMBERS, _numbers_of(snapshot), strict=True):
+        if type(value) is int and 0 <= value < LARGEST:
+            continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"{name} is not a number"
         if not math.isfinite(value) or not 0 <= value < LARGEST:
@@ -210,7 +214,7 @@ class FleetView:
             return Verdict.IMPOSSIBLE
         if known is not None:
             old = known.heartbeat.snapshot
-            if any(getattr(beat.snapshot, name) < getattr(old, name) for name in _COUNTERS):
+            if any(map(lt, _counters_of(beat.snapshot), _counters_of(old))):
                 return Verdict.WENT_BACK
         return Verdict.ACCEPTED
 
