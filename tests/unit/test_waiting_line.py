@@ -216,3 +216,17 @@ def test_a_flood_of_one_key_leaves_places_for_the_others():
     while line.has_place("flood", shared=False):
         line.enter(Waiter(next(numbers), "flood"))
     assert len(line) == 100
+
+
+def test_a_stream_of_a_higher_class_starves_nobody():
+    """Of every three grants one goes to whoever has waited longest; so a low one waits for two of the high ones."""
+    line = WaitingLine(BOUND, TURN)
+    line.enter(Waiter(0, "low", Priority.LOW))
+    line.enter(Waiter(1, "high", Priority.HIGH))
+    granted = []
+    for number in range(2, 2 + 2 * TURN):
+        line.enter(Waiter(number, "high", Priority.HIGH))
+        granted.append(line.grant().key)
+        if granted[-1] == "low":
+            line.enter(Waiter(number + 100, "low", Priority.LOW))
+    assert granted == ["high", "high", "low"] * 2
