@@ -7,10 +7,6 @@ import torch
 
 from vtoken.device.triton_lang import interpreted
 
-LAYOUTS = ("LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-"""Physical order of the axes, outermost first; see vtoken.device.cuda_layout. tests/engine/test_seams_gpu.py holds
-them against vLLM's own."""
-
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not interpreted() else "cpu")
 
 needs_kernels = [

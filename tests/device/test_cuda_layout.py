@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.device.paged import LAYOUTS, make_paged
+from tests.device.paged import make_paged
 from vtoken.core.errors import UnsupportedError
-from vtoken.device.cuda_layout import bits_of, check_layers, check_paged, keys_of, values_of
+from vtoken.device.cuda_layout import LAYOUTS, bits_of, check_layers, check_paged, keys_of, values_of
 
 CPU = torch.device("cpu")
 

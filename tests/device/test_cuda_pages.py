@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.device.live_rows import ROWS, poisoned, reference, rows_of
-from tests.device.paged import LAYOUTS, filled, make_paged
-from vtoken.device.cuda_layout import check_paged
+from tests.device.paged import filled, make_paged
+from vtoken.device.cuda_layout import LAYOUTS, check_paged
 from vtoken.device.cuda_pages import DevicePages, attend, single_token_pages
 from vtoken.device.errors import BadSlots
 from vtoken.device.event_model import SimulatedStreams, compute_first

@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.device.paged import DEVICE, LAYOUTS, make_paged, needs_kernels
-from vtoken.device.cuda_layout import bits_of, check_layers
+from tests.device.paged import DEVICE, make_paged, needs_kernels
+from vtoken.device.cuda_layout import LAYOUTS, bits_of, check_layers
 from vtoken.device.triton_copy import LayerTable, move
 
 pytestmark = needs_kernels

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.device.paged import DEVICE, LAYOUTS, filled, make_paged, needs_kernels
+from tests.device.paged import DEVICE, filled, make_paged, needs_kernels
 from vtoken.device.attention_mass import attention_mass
-from vtoken.device.cuda_layout import keys_of
+from vtoken.device.cuda_layout import LAYOUTS, keys_of
 from vtoken.device.cuda_mass import CudaMass
 from vtoken.device.cuda_streams import CudaStreams
 from vtoken.device.errors import BadSlots

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.device.live_rows import ROWS, poisoned, reference, rows_of
-from tests.device.paged import DEVICE, LAYOUTS, filled, make_paged, needs_kernels
+from tests.device.paged import DEVICE, filled, make_paged, needs_kernels
 from vtoken.device import triton_reader
+from vtoken.device.cuda_layout import LAYOUTS
 from vtoken.device.cuda_rows import DeviceRows
 from vtoken.device.cuda_streams import CudaStreams
 from vtoken.device.errors import BadSlots

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.device.live_rows import ROWS
-from tests.device.paged import LAYOUTS, make_paged
+from tests.device.paged import make_paged
 from tests.engine.gpu_seams import SEAMS, Seam, broken
-from vtoken.device.cuda_layout import check_layers
+from vtoken.device.cuda_layout import LAYOUTS, check_layers
 from vtoken.device.cuda_pages import DevicePages
 from vtoken.device.event_model import SimulatedStreams, compute_first
 from vtoken.engine.strict_flash import attend_pages, takes_single_tokens

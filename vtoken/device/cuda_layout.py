@@ -24,6 +24,9 @@ import torch
 from vtoken.core.errors import UnsupportedError
 from vtoken.device.layout import SUPPORTED_DTYPES
 
+LAYOUTS = ("LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+"""vLLM's names of its physical orders, outermost axis first; the first is its default."""
+
 
 @dataclass(frozen=True, slots=True)
 class PagedGeometry:

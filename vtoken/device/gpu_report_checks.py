@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 from vtoken.core.plan import Ints
-from vtoken.device.cuda_layout import bits_of, check_layers, keys_of, values_of
+from vtoken.device.cuda_layout import LAYOUTS, bits_of, check_layers, keys_of, values_of
 from vtoken.device.cuda_rows import DeviceRows
 from vtoken.device.gpu_report_bench import Bench, Line, make_caches
 from vtoken.device.triton_copy import LayerTable, move
 from vtoken.device.triton_mass import add_mass
 from vtoken.device.triton_reader import attend
 
-LAYOUTS = ("LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 """Largest error of an output: its rounding, and that of the shares before the second product."""
 BLOCKS, SIZE = 6, 16
