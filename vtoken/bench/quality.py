@@ -171,7 +171,7 @@ class Measurement:
             "policies": len(naive["read"]), "log_probs": sum(len(one[0]) for one in naive["read"].values()),
             "evicted": strict["evicted"], "moves": strict["moves"], "auto_noise": float(f"{noise:.2g}"),
         }  # fmt: skip
-        self._log(f"identity: {results.identity}")
+        self._log(f"identity: {results.identity}, faults: {results.faults}")
 
 
 def unmonotone(found: dict[Case, Perplexity]) -> dict[str, float]:
