@@ -18,36 +18,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ray.exceptions import (
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectLostError,
-    RayActorError,
-    RayTaskError,
-    WorkerCrashedError,
-)
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
-
 from vtoken.core.failover import Failover, FailoverRules, Losses
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RouteHint
 from vtoken.core.transcript import News, NotResumable, Resume, Transcript
 from vtoken.serving import visit
 from vtoken.serving.answers import failed
+from vtoken.serving.losses import Lost, Moved, NoReplica, judged
 from vtoken.serving.sidelines import Sidelines
 
 logger = logging.getLogger("ray.serve")
-
-GONE = (
-    RayActorError,
-    WorkerCrashedError,
-    NodeDiedError,
-    LocalRayletDiedError,
-    ObjectLostError,
-    ReplicaUnavailableError,
-    DeploymentUnavailableError,
-)
-"""Exceptions of a handle that mean that a replica, or all of them, are gone; others are failures of the request."""
 
 LOOK_S = 1.0
 """How often a request that waits for another replica looks whether there is one."""
@@ -75,18 +55,6 @@ class Fleet:
     living: Callable[[], Awaitable[bool]]
     notes: Callable[[], Sidelines | None] = lambda: None
     failovers_total: Counter[Failover] = field(default_factory=Counter)
-
-
-class Lost(Exception):
-    """An attempt has come to nothing, through no fault of the request as far as is known."""
-
-
-class Moved(Lost):
-    """The replica ends by plan."""
-
-
-class NoReplica(Exception):
-    """None takes requests, for longer than the rules allow."""
 
 
 class Journey:
@@ -175,7 +143,7 @@ class Journey:
                 raise Lost("its work was cancelled") from None
         except Exception as error:  # noqa: BLE001  # Ray's and Serve's are many
             if not self._ended:  # otherwise the client has everything
-                raise self._judged(error) from None
+                raise judged(error, self._again) from None
         finally:
             if not self._ended:
                 call.cancel()  # stop the engine's work, not only our waiting
@@ -246,12 +214,6 @@ class Journey:
         if self._alone_since_s is None:
             self._alone_since_s = time.monotonic()
         return time.monotonic() - self._alone_since_s > self._fleet.rules.wait_s
-
-    def _judged(self, error: Exception) -> Exception:
-        """What an exception of the handle means for the request."""
-        cause = error.cause if isinstance(error, RayTaskError) else error
-        waits = self._again and isinstance(cause, BackPressureError)
-        return Lost(f"{cause!r}"[:500]) if waits or isinstance(cause, GONE) else error
 
     # ---- between attempts ------------------------------------------------------------------------
 
