@@ -17,7 +17,7 @@ from tests.cluster.hosts import UNSHARE, namespace, why_not
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 420.0
+TIMEOUT_S = 600.0
 
 
 def namespaces() -> set[str]:
@@ -60,6 +60,7 @@ def hosts_allowed():
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(TIMEOUT_S + 60.0)
 def test_ray_up_deploy_kill_heal_down(hosts_allowed):
     told = tell("-m", "tests.cluster.ray_up_scenario", timeout_s=TIMEOUT_S)
     seen = json.loads(told.stdout.strip().splitlines()[-1])
