@@ -110,7 +110,7 @@ class InflightLedger:
     def count_before(self, replica_id: str, moment_s: float) -> int:
         """Requests in flight on a replica that were sent before a moment (so its snapshot knows them)."""
         requests = self._sent.get(replica_id)
-        if requests is None:
+        if requests is None or next(iter(requests.values())).sent_s > moment_s:
             return 0
         later = 0
         for sent in reversed(requests.values()):

@@ -161,14 +161,15 @@ class TrustBook:
 
     @staticmethod
     def _due(record: _Record, report: Report) -> int:
-        """Requests that the report must know."""
-        due = 0
-        for request in record.inside.values():
-            if request.due_steps is not None:
-                due += report.steps >= request.due_steps
-            elif report.taken_s >= request.accepted_s:
+        """Requests that the report must know. Steps never fall, so those accepted first are due first."""
+        later = 0
+        for request in reversed(record.inside.values()):
+            if request.due_steps is None and report.taken_s >= request.accepted_s:
                 request.due_steps = report.steps + DUE_STEPS
-        return due
+            elif request.due_steps is not None and report.steps >= request.due_steps:
+                break
+            later += 1
+        return len(record.inside) - later
 
     @staticmethod
     def _lose(record: _Record) -> None:
