@@ -14,6 +14,7 @@ import zlib
 
 from vtoken.core.errors import EngineLost
 from vtoken.core.history import Entry, Event, History, to_mapping
+from vtoken.core.replies import replica_lost
 from vtoken.core.telemetry import Snapshot
 from vtoken.core.transcript import DONE, Progress, Resume
 
@@ -56,8 +57,11 @@ class FakeEngine:
         if body.get("stream"):
             return self._stream(body, request_id, progress)
         async with contextlib.aclosing(self._generate(body, progress)) as tokens:
-            async for _ in tokens:
-                pass
+            try:
+                async for _ in tokens:
+                    pass
+            except RuntimeError:
+                return replica_lost()
         served = {"engine_pid": self._process.pid, "served_by": os.getpid(), "began_at": progress.resume.groups.tokens}
         choice = {"message": {"content": text_of(body)}, "finish_reason": "length"}
         return {"id": request_id, "object": "chat.completion", "choices": [choice], **served}
