@@ -15,7 +15,7 @@ from vtoken.simulate.faults import Fault, Kind, reported
 from vtoken.simulate.fleet import SERIES, Fleet, uniform
 from vtoken.simulate.outcome import ServiceLevel, plot_series, summary, write_series
 from vtoken.simulate.routers import ROUTERS, Scene, make
-from vtoken.simulate.state import DONE, EngineShape
+from vtoken.simulate.state import DONE, FAILED, EngineShape
 from vtoken.simulate.steptime import StepTime
 from vtoken.simulate.study import verdicts
 from vtoken.simulate.workload import workload
@@ -84,6 +84,16 @@ def test_the_oracle_gives_small_and_slow_replicas_less():
 def test_an_unknown_router_is_refused():
     with pytest.raises(ConfigError, match="round_robin"):
         make("nobody", Scene(traffic(2), [200]), 0)
+
+
+def test_a_request_that_fits_nowhere_fails_and_is_off_the_books():
+    work = workload("test", [0.0, 0.1], [5000, 50], [10, 10])
+    fleet = Fleet(work, uniform(ENGINE, 2), "ours")
+    assert fleet.run().requests["status"].tolist() == [FAILED, DONE]
+    chooser = make("oracle", Scene(work, [200] * 2), 0)
+    home = chooser.choose(0, 0.0, (0, 1))
+    chooser.ended(0, home, 1.0)
+    assert chooser.choose(0, 1.0, (0, 1)) == home
 
 
 def test_several_ingresses_share_the_fleet():

@@ -11,7 +11,7 @@ import numpy as np
 from vtoken.core.telemetry import Snapshot
 from vtoken.simulate import pool, scheduler, stepping
 from vtoken.simulate.compiled import cached, sources
-from vtoken.simulate.state import ELSEWHERE, NOBODY, EngineShape, State, new_state
+from vtoken.simulate.state import ELSEWHERE, FAILED, NOBODY, EngineShape, State, new_state
 from vtoken.simulate.workload import Ints, Workload
 
 
@@ -74,6 +74,7 @@ class Replicas:
         self.state = new_state(work, blocks, list(slowness) or [1.0] * len(blocks), shape)
         self.now_s = 0.0
         self._verbs = verbs()
+        self._failed: set[int] = set()
         self._buffer = np.zeros(len(work) + 1, np.int64)
 
     def __len__(self) -> int:
@@ -85,10 +86,15 @@ class Replicas:
         self._verbs.enqueue(self.state, replica, request)
 
     def advance(self, until_s: float) -> Ints:
-        """Let all replicas run; the requests that ended, replica by replica."""
+        """Let all replicas run; the requests that ended, replica by replica, and behind them those that failed."""
         count = self._verbs.advance_all(self.state, until_s, self._buffer)
         self.now_s = until_s
-        return self._buffer[:count].copy()
+        ended = self._buffer[:count].copy()
+        if int(self.state.lines["failures"].sum()) == len(self._failed):
+            return ended
+        failed = set(np.flatnonzero(self.state.requests["status"] == FAILED).tolist()) - self._failed
+        self._failed |= failed
+        return np.concatenate([ended, np.array(sorted(failed), np.int64)])
 
     def kill(self, replica: int) -> Ints:
         """A replica dies; the requests that it had. What they generated is known to whoever sent them."""

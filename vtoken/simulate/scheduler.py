@@ -90,6 +90,7 @@ def _admit(state: State, replica: int, now_s: float, budget: int) -> int:
         if _blocks(total + 1, size) > line.blocks - rules.reserve:
             dequeue(state, replica)
             it.status = FAILED
+            line.failures += 1
             continue
         hits, cold = _hits(state, replica, request, total)
         if _blocks(total, size) - hits + cold > _usable(state, replica):

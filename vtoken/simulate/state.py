@@ -66,7 +66,7 @@ SLOT = np.dtype([("key", np.int64), ("block", np.int32)], align=True)
 
 LINE = np.dtype(
     [(name, np.float64) for name in ("clock_s", "step_end_s", "slowness", "kv_use_s", "busy_s")]
-    + [(name, np.int64) for name in ("steps", "preemptions", "prompt_tokens", "output_tokens")]
+    + [(name, np.int64) for name in ("steps", "preemptions", "failures", "prompt_tokens", "output_tokens")]
     + [
         (name, np.int32)
         for name in ("blocks", "free", "running", "head", "last", "waiting", "peak_running", "lives")
@@ -78,7 +78,8 @@ LINE = np.dtype(
     clock_s, step_end_s  begin of the current step, or up to when nothing happened; its end, -1: no step
     slowness             factor of step times
     kv_use_s, busy_s     share of the pool in use, and 1, summed over the time of steps
-    steps, preemptions, prompt_tokens, output_tokens  totals; what is computed again after a preemption is not counted
+    steps, preemptions, failures, prompt_tokens, output_tokens  totals; what is computed again after a preemption is
+                         not counted
     blocks, free         usable blocks; of them, free ones
     running, waiting     requests
     head, last           of the queue, linked through `after`
