@@ -118,3 +118,21 @@ def test_routing_goes_on_without_a_controller_and_its_settings_come_back(local):
         return response.status_code == 200 and response.json()["router"]["tunables"] == before
 
     until(back, 30.0)
+
+
+@pytest.mark.parametrize("name", ["lie", "kill_controller"])
+def test_a_drill_of_telemetry_measures_pairs_and_the_recovery(local, monkeypatch, name):
+    """In small, and of engines that cost nothing: whether its bars hold is for real engines to say."""
+    import importlib
+
+    from vtoken.drills import deception
+    from vtoken.drills.world import World
+
+    monkeypatch.setattr(deception, "QUICK_RUN_S", 2.0)
+    monkeypatch.setattr(deception, "WARM_S", 1.0)
+    with World(local.url, local, print) as world:
+        outcome = importlib.import_module(f"vtoken.drills.{name}").run(world, quick=True)
+    print(outcome.to_json())
+    assert len(outcome.values["share_of_power_of_two"]) == 1
+    assert outcome.values["recovery_s"] is not None
+    assert set(outcome.values["recovery_heartbeats"]) == {one["replica_id"] for one in fleet_of(local)["replicas"]}

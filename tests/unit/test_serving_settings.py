@@ -68,6 +68,8 @@ def test_a_hub_name_is_left_as_it_is():
         ({"replicas": {"env": {"OMP_NUM_THREADS": 1}}}, "replicas.env.OMP_NUM_THREADS"),
         ({"replicas": 2}, "replicas"),
         ({"router": {"confidence": 1.5}}, "router.confidence"),
+        ({"router": {"mode": "best"}}, "router.mode"),
+        ({"allow_faults": "yes"}, "allow_faults"),
         ({"pressure": {"close_below": 0.9}}, "pressure.close_below"),
         ({"pressure": {"confidence": 0.5}}, "pressure.confidence"),
         ({"heartbeat": {"idle_s": 0.05, "busy_s": 0.1}}, "heartbeat.idle_s"),
@@ -325,3 +327,19 @@ def test_the_status_table_shows_every_replica_and_names_only_known_fields():
     assert "abc" in text
     assert "1 of 2 replicas" in text
     assert "impossible" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({}, {"confidence": 0.5, "affinity_room_share": 0.25, "chunk_tokens": 0}),
+        ({"vtoken": {"variant": "native"}}, {"confidence": 0.0}),
+        ({"engine": {"enable_prefix_caching": False}}, {"affinity_room_share": 0.0}),
+        ({"engine": {"max_num_batched_tokens": 512}}, {"chunk_tokens": 512}),
+        ({"engine": {"max_num_batched_tokens": 512, "enable_chunked_prefill": False}}, {"chunk_tokens": 0}),
+        ({"engine": {"max_num_batched_tokens": 512}, "router": {"chunk_tokens": 64}}, {"chunk_tokens": 64}),
+    ],
+)
+def test_the_routers_settings_are_those_that_the_engines_allow(args, expected):
+    tunables = asdict(DeploymentSettings.from_args({"model": "hub/name", **args}).tunables)
+    assert {key: tunables[key] for key in expected} == expected

@@ -63,6 +63,7 @@ BENCHMARKS: dict[str, tuple[str, Benchmark]] = {
     "heartbeats": ("what one controller takes of a large fleet's reports, and how old they get", _of("heartbeats")),
     "identity": ("Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity),
     "idle": ("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
+    "pressure": ("routing by room against simple rules, on two real replicas short of memory", _of("pressure")),
     "quality": ("Q11: perplexity, needle recall and ROUGE-L by policy and share of tokens kept", _quality),
     "reader": ("the strict reader against vLLM's own attention kernel", _of("reader")),
     "routing": ("how long one routing decision takes, by size of the fleet; no engine", _of("routing")),

@@ -23,8 +23,12 @@ DRILLS: dict[str, tuple[str, str]] = {
         "disconnect",
     ),
     "drain": ("a replica ends by plan under long streams, and one comes back: every answer is whole", "drain"),
+    "freeze": ("one replica's reports stand still: no worse than power of two, and soon over", "freeze"),
     "fuzz": ("malformed requests, broken and slow clients: no 5xx, nothing stuck, nothing secret in a log", "fuzz"),
+    "kill-controller": ("the controller dies under load: no worse than power of two, and soon over", "kill_controller"),
     "kill-replica": ("SIGKILL under streams and unary loops: no byte is lost, repeated or rewritten", "kill_replica"),
+    "lag": ("one replica's reports come half a second late: no worse than power of two, and soon over", "lag"),
+    "lie": ("one replica says that it is empty: no worse than power of two, and soon over", "lie"),
     "overload": ("three times as many clients as fit: 200 or 429 with a Retry-After that is kept", "overload"),
     "rolling-update": ("every process is replaced under load: every answer is whole", "rolling_update"),
 }

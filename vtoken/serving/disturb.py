@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -16,7 +17,7 @@ from vtoken.serving.controller import NAMESPACE, controller_name
 from vtoken.serving.local import APP_NAME
 from vtoken.serving.settings import DeploymentSettings
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 30.0
 
 
 class DisturbError(VTokenError):
@@ -45,12 +46,24 @@ def kill_controller() -> None:
 
 
 def tune(settings: DeploymentSettings, router: Mapping[str, Any]) -> None:
-    """Give every router other settings, from its next view on.
+    """Give every router other settings, from its next view on; a controller that is just starting is waited for.
 
     Args:
         settings: of the fleet.
         router: on top of its own ones.
+
+    Raises:
+        DisturbError: the controller has not taken them after TIMEOUT_S.
     """
     changed = replace(settings, router=replace(settings.router, **router))
-    controller = ray.get_actor(controller_name(APP_NAME), namespace=NAMESPACE)
-    ray.get(controller.configure.remote(asdict(changed.tunables), changed.rules), timeout=TIMEOUT_S)
+    end_s = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            controller = ray.get_actor(controller_name(APP_NAME), namespace=NAMESPACE)
+            ray.get(controller.configure.remote(asdict(changed.tunables), changed.rules), timeout=TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001  # Ray's are many while an actor restarts
+            if time.monotonic() > end_s:
+                raise DisturbError(f"the controller took no settings within {TIMEOUT_S:.0f} s: {error}") from None
+            time.sleep(0.2)
+        else:
+            return

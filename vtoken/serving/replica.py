@@ -36,6 +36,9 @@ logger = logging.getLogger("ray.serve")
 LOOK_S = 0.02
 """How often the snapshot is compared with the last one sent; costs a few microseconds."""
 
+CONTROLLER_TIMEOUT_S = 1.0
+"""Longest wait for the controller; when it died under a heartbeat, the next one is late by so much."""
+
 EXPLAIN_TIMEOUT_S = 8.0
 """Longest wait for the engine's answer; it answers between two steps."""
 
@@ -120,7 +123,7 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         self._service = await start_service(settings)
-        self._controller = ControllerClient(context.app_name, settings.rules)
+        self._controller = ControllerClient(context.app_name, settings.rules, CONTROLLER_TIMEOUT_S)
         self._timer = HeartbeatTimer(settings.heartbeat, settings.rules)
         self._drain, self._draining = Drain(settings.replicas.graceful_shutdown_timeout_s), False
         self._sequence = 0

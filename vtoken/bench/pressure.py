@@ -1,0 +1,198 @@
+"""`vtoken bench pressure`: routing by effective room against four simple rules, on two real replicas short of memory.
+
+Clients in closed loops send requests of very different sizes: most are small, a few hold a third of a replica's pool.
+One run per rule, in rounds that begin with another rule each time; the routers change their rule live. A request is
+good if it came whole, its first token within TTFT_S and the others within TPOT_S each on average; goodput is good
+requests per second. Preemptions are the engines' own count.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from rich.console import Console
+
+from vtoken.bench.command import Outcome
+from vtoken.core.routing import Mode
+
+if TYPE_CHECKING:
+    from vtoken.serving.local import LocalFleet
+
+BASELINES = (Mode.ROUND_ROBIN, Mode.POWER_OF_TWO, Mode.LEAST_OUTSTANDING, Mode.LEAST_KV)
+SIZES = ((20, 24), (20, 24), (40, 48), (20, 24), (500, 200))
+"""Words of the prompt and tokens of the answer, of each client's requests in turn."""
+
+CLIENTS, FEW_CLIENTS = 20, 3
+RUN_S, QUICK_RUN_S = 60.0, 15.0
+ROUNDS, QUICK_ROUNDS = 3, 1
+WARM_S = 5.0
+TTFT_S, TPOT_S = 4.0, 0.25
+GAIN_BAR, PREEMPTION_BAR, EASY_BAR = 1.1, 0.5, 0.98
+
+BLOCKS = 160
+"""Per replica: 2,560 tokens, three of the large requests."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the clients of one run saw."""
+
+    good: int = 0
+    late: int = 0
+    failed: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+
+    def note(self, status: int, whole: bool, times_s: list[float], start_s: float) -> None:
+        """One request, with the moments of its tokens."""
+        if status != 200 or not whole:
+            self.failed += 1
+            return
+        ttft_s = times_s[0] - start_s
+        tpot_s = (times_s[-1] - times_s[0]) / max(1, len(times_s) - 1)
+        self.ttft_s.append(ttft_s)
+        if ttft_s <= TTFT_S and tpot_s <= TPOT_S:
+            self.good += 1
+        else:
+            self.late += 1
+
+
+def run(model: str, console: Console, quick: bool = False) -> Outcome:
+    """Start two replicas, run every rule under pressure and without, and compare."""
+    from vtoken.serving.local import LocalFleet
+    from vtoken.serving.settings import DeploymentSettings
+
+    rounds, seconds = (QUICK_ROUNDS, QUICK_RUN_S) if quick else (ROUNDS, RUN_S)
+    with LocalFleet(DeploymentSettings.from_args(_arguments(model)), port=0, progress=console.print) as fleet:
+        tight = _rounds(fleet, console, (*BASELINES, Mode.ROOM), CLIENTS, rounds, seconds)
+        age_s = _fleet(fleet)["router"]["telemetry_age_s"]
+        easy = _rounds(fleet, console, (Mode.POWER_OF_TWO, Mode.ROOM), FEW_CLIENTS, rounds, seconds)
+    outcome = judge(tight, easy)
+    outcome.values["telemetry_age_s"] = {key: age_s[key] for key in ("count", "p50", "p99")}
+    return outcome
+
+
+def judge(tight: dict[str, dict[str, Any]], easy: dict[str, dict[str, Any]]) -> Outcome:
+    """The bars, from the results by rule under pressure and without."""
+    best = max(tight[mode]["good_per_s"] for mode in BASELINES)
+    gain = tight[Mode.ROOM]["good_per_s"] / best if best else float("inf")
+    preemptions = tight[Mode.ROOM]["preemptions"], tight[Mode.ROUND_ROBIN]["preemptions"]
+    beside = easy[Mode.POWER_OF_TWO]["good_per_s"]
+    share = easy[Mode.ROOM]["good_per_s"] / beside if beside else float("inf")
+    passed = gain >= GAIN_BAR and preemptions[0] <= PREEMPTION_BAR * preemptions[1] and share >= EASY_BAR
+    values = {
+        "under_pressure": tight, "without_pressure": easy, "gain_over_best": round(gain, 3),
+        "share_without_pressure": round(share, 3), "limits_s": {"ttft": TTFT_S, "tpot": TPOT_S},
+    }  # fmt: skip
+    return Outcome("pressure", passed, values)
+
+
+def _arguments(model: str) -> dict[str, Any]:
+    return {
+        "model": model,
+        "served_model_name": "bench",
+        "engine": {
+            "dtype": "bfloat16", "max_model_len": 1024, "block_size": 16, "max_num_seqs": 16,
+            "num_gpu_blocks_override": BLOCKS, "kv_cache_memory_bytes": 1 << 27, "enforce_eager": True,
+            "enable_prefix_caching": False, "enable_chunked_prefill": False, "max_num_batched_tokens": 2048,
+        },
+        "vtoken": {"policy": {"policy": "none"}},
+        "replicas": {
+            "count": 2, "num_cpus": 1, "max_ongoing_requests": 16,
+            "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
+        },
+        "limits": {"max_queued_requests": 64},
+    }  # fmt: skip
+
+
+def _rounds(
+    fleet: LocalFleet, console: Console, modes: tuple[Mode, ...], clients: int, rounds: int, seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Results by rule, summed over the rounds."""
+    from vtoken.serving.disturb import tune
+
+    found: dict[str, list[tuple[Tally, int]]] = {mode.value: [] for mode in modes}
+    for number in range(rounds):
+        for place in range(len(modes)):
+            mode = modes[(place + number) % len(modes)].value
+            tune(fleet.settings, {"mode": mode})
+            before = _preemptions(fleet)
+            tally = _load(fleet.url, clients, seconds)
+            found[mode].append((tally, _preemptions(fleet) - before))
+            console.print(f"{clients} clients, {mode}: {tally.good} good, {tally.late} late, {tally.failed} failed")
+    return {mode: _summed(results, seconds) for mode, results in found.items()}
+
+
+def _summed(results: list[tuple[Tally, int]], seconds: float) -> dict[str, Any]:
+    ttft_s = sorted(time_s for tally, _ in results for time_s in tally.ttft_s)
+    return {
+        "good_per_s": round(sum(tally.good for tally, _ in results) / (seconds * len(results)), 3),
+        "late": sum(tally.late for tally, _ in results), "failed": sum(tally.failed for tally, _ in results),
+        "preemptions": sum(count for _, count in results),
+        "ttft_p50_s": round(ttft_s[len(ttft_s) // 2], 3) if ttft_s else None,
+    }  # fmt: skip
+
+
+def _preemptions(fleet: LocalFleet) -> int:
+    return sum(replica["preemptions_total"] for replica in _fleet(fleet)["replicas"])
+
+
+def _fleet(fleet: LocalFleet) -> dict[str, Any]:
+    """`/v1/vtoken/fleet`, however long the controller takes."""
+    while (response := httpx.get(fleet.url + "/v1/vtoken/fleet", timeout=60.0)).status_code != 200:
+        time.sleep(0.2)
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def _load(url: str, clients: int, seconds: float) -> Tally:
+    """Closed loops for WARM_S and then `seconds`; only requests that end in the latter count."""
+    tally, lock, ended = Tally(), threading.Lock(), threading.Event()
+    count_from_s = time.monotonic() + WARM_S
+
+    def client(number: int) -> None:
+        turn = number
+        with httpx.Client(base_url=url, timeout=120.0) as http:
+            while not ended.is_set():
+                words, tokens = SIZES[turn % len(SIZES)]
+                turn += 1
+                status, whole, times_s, start_s = _ask(http, f"{number} {turn} " + "sea " * words, tokens, ended.is_set)
+                if time.monotonic() >= count_from_s and not ended.is_set():
+                    with lock:
+                        tally.note(status, whole, times_s, start_s)
+
+    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    time.sleep(WARM_S + seconds)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    return tally
+
+
+def _ask(
+    http: httpx.Client, prompt: str, tokens: int, leave: Callable[[], bool]
+) -> tuple[int, bool, list[float], float]:
+    """Status, whether the stream came to its end, the moments of its tokens, and that of its start."""
+    start_s, times_s, whole = time.monotonic(), list[float](), False
+    body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    try:
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    whole = bool(times_s)
+                elif line.startswith("data: ") and json.loads(line[6:]).get("choices"):
+                    times_s.append(time.monotonic())
+                if leave():
+                    break
+            if response.status_code == 429:
+                time.sleep(min(2.0, float(response.headers.get("retry-after", 1))))
+            return response.status_code, whole, times_s, start_s
+    except httpx.HTTPError:
+        return 0, False, times_s, start_s

@@ -1,0 +1,155 @@
+"""What drills of telemetry share: the same load under the same fault, by effective room and by power of two in turn.
+
+Goodput is the tokens that reached clients in one run. Rounds alternate which of the two comes first, so that a machine
+that grows slower helps neither. A fault ends under load, and the clock of the recovery is the replica's own sequence of
+heartbeats: how many of them it takes until the router believes it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vtoken.drills.outcome import Outcome
+from vtoken.drills.traffic import Recording, Traffic, chat_body
+from vtoken.drills.world import DrillError, World
+
+SETTINGS: dict[str, Any] = {"allow_faults": True, "vtoken": {"policy": {"policy": "none"}}}
+OWN_FLEET = True
+
+ROOM, POWER_OF_TWO = "room", "power_of_two"
+CLIENTS = 12
+LENGTHS = (24, 24, 24, 200)
+"""Tokens of the requests of each client in turn: the skew that a router has to see."""
+
+RUN_S, QUICK_RUN_S = 30.0, 10.0
+ROUNDS, QUICK_ROUNDS = 4, 1
+WARM_S = 3.0
+LEAST_SHARE = 0.98
+MOST_HEARTBEATS = 2
+RECOVERY_TIMEOUT_S = 30.0
+
+Fault = Callable[[World, str], None]
+"""Begins or ends a fault; told the mode in force."""
+
+
+def run(drill: str, world: World, quick: bool, begin: Fault, end: Fault, recovered: Callable[[World], bool]) -> Outcome:
+    """Pairs of runs under the fault, and a recovery from it.
+
+    Args:
+        drill: its name.
+        world: a fleet of this process.
+        quick: fewer and shorter runs, from which no bar of goodput can be decided.
+        begin: begins the fault.
+        end: ends it.
+        recovered: whether the router decides by the reports of all again.
+    """
+    outcome = Outcome(drill)
+    rounds, seconds = (QUICK_ROUNDS, QUICK_RUN_S) if quick else (ROUNDS, RUN_S)
+    tokens: dict[str, list[float]] = {ROOM: [], POWER_OF_TWO: []}
+    for number in range(rounds):
+        for mode in sorted(tokens, reverse=bool(number % 2)):
+            tokens[mode].append(_goodput(world, mode, seconds, begin, end))
+            world.progress(f"round {number + 1}, {mode}: {tokens[mode][-1]:.1f} tokens/s")
+    shares = [room / two for room, two in zip(tokens[ROOM], tokens[POWER_OF_TWO], strict=True)]
+    outcome.values["tokens_per_s"] = {mode: [round(rate, 1) for rate in rates] for mode, rates in tokens.items()}
+    outcome.values["share_of_power_of_two"] = [round(share, 3) for share in shares]
+    mean = sum(shares) / len(shares)
+    outcome.values["mean_share"] = round(mean, 3)
+    bar = f"goodput {mean:.3f} of power of two's, at least {LEAST_SHARE} (single rounds: {shares})"
+    outcome.expect(mean >= LEAST_SHARE, bar)
+    _judge_recovery(outcome, world, begin, end, recovered)
+    return outcome
+
+
+def _goodput(world: World, mode: str, seconds: float, begin: Fault, end: Fault) -> float:
+    """Tokens per second that reached clients while the fault lasted."""
+    from vtoken.serving.disturb import tune
+
+    world.settle()
+    tune(world.local.settings, {"mode": mode})
+    with _load(world) as traffic:
+        time.sleep(WARM_S)
+        begin(world, mode)
+        before, start_s = pieces(traffic.recordings), time.monotonic()
+        time.sleep(seconds)
+        after, took_s = pieces(traffic.recordings), time.monotonic() - start_s
+        end(world, mode)
+    failures = [recording.failure for recording in traffic.recordings if recording.failure]
+    if failures:
+        raise DrillError(f"{len(failures)} requests failed under the fault, by {mode}: {failures[0]}")
+    return (after - before) / took_s
+
+
+def _judge_recovery(
+    outcome: Outcome, world: World, begin: Fault, end: Fault, recovered: Callable[[World], bool]
+) -> None:
+    from vtoken.serving.disturb import tune
+
+    tune(world.local.settings, {})
+    with _load(world):
+        time.sleep(WARM_S)
+        begin(world, ROOM)
+        time.sleep(WARM_S)
+        outcome.values["decisions_under_fault"] = decisions(world)
+        end(world, ROOM)
+        before = heartbeats(world)
+        took_s = world.wait(lambda: recovered(world), RECOVERY_TIMEOUT_S)
+        after = heartbeats(world)
+    # A replica that was not in the view has come into it with one heartbeat.
+    beats = {name: number - before.get(name, number - 1) for name, number in after.items()}
+    outcome.values["recovery_s"] = None if took_s is None else round(took_s, 2)
+    outcome.values["recovery_heartbeats"] = beats
+    if took_s is None:
+        outcome.expect(holds=False, otherwise=f"not recovered after {RECOVERY_TIMEOUT_S:.0f} s")
+        return
+    # One more may be counted: it came between the router's last view and ours.
+    most = MOST_HEARTBEATS + 1
+    outcome.expect(max(beats.values()) <= most, f"recovery took {beats} heartbeats, at most {MOST_HEARTBEATS}")
+
+
+@contextmanager
+def _load(world: World) -> Iterator[Traffic]:
+    """Clients in closed loops."""
+    traffic = Traffic(world.url)
+
+    def bodies(client: int) -> Callable[[int], dict[str, Any]]:
+        def body(turn: int) -> dict[str, Any]:
+            tokens = LENGTHS[(turn + client) % len(LENGTHS)]
+            return chat_body(world.model, 100 * client + turn, tokens, stream=True)
+
+        return body
+
+    for client in range(CLIENTS):
+        traffic.loop(bodies(client))
+    try:
+        yield traffic
+    finally:
+        traffic.stop()
+
+
+def pieces(recordings: list[Recording]) -> int:
+    """Events that have reached clients; one is a token."""
+    return sum(recording.pieces for recording in list(recordings))
+
+
+def victim(world: World) -> str:
+    """The replica that is disturbed, always the same one."""
+    return min(str(replica["replica_id"]) for replica in world.replicas())
+
+
+def trust(world: World) -> float:
+    """The router's trust in the victim."""
+    return float(world.fleet()["router"].get("trust", {}).get(victim(world), 1.0))
+
+
+def decisions(world: World) -> dict[str, int]:
+    """Of the router so far, by reason."""
+    return dict(world.fleet()["router"].get("decisions_total", {}))
+
+
+def heartbeats(world: World) -> dict[str, int]:
+    """Sequence number of each replica's last heartbeat."""
+    return {replica["replica_id"]: replica["sequence"] for replica in world.replicas()}

@@ -1,0 +1,30 @@
+"""The controller dies under load: no worse than power of two, and its successor soon knows the fleet."""
+
+from __future__ import annotations
+
+from vtoken.drills import deception
+from vtoken.drills.deception import OWN_FLEET, SETTINGS
+from vtoken.drills.outcome import Outcome
+from vtoken.drills.world import World
+from vtoken.serving.disturb import kill_controller, tune
+
+__all__ = ["OWN_FLEET", "SETTINGS", "run"]
+
+
+def run(world: World, quick: bool) -> Outcome:
+    """See `deception.run`."""
+    return deception.run("kill-controller", world, quick, _kill, _wait, _knows_all)
+
+
+def _kill(_world: World, _mode: str) -> None:
+    kill_controller()
+
+
+def _wait(world: World, mode: str) -> None:
+    """Until Ray has started another one; it has no settings for the routers, so it gets those of this run."""
+    tune(world.local.settings, {"mode": mode})
+    world.fleet()
+
+
+def _knows_all(world: World) -> bool:
+    return len(world.replicas()) == world.local.settings.fewest_replicas
