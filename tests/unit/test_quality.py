@@ -132,7 +132,7 @@ def test_experiments_say_what_they_found_by_policy() -> None:
     found = experiments.found
     assert found.asked == {"tova": 4, "random": 6}
     assert (found.layers_perplexity["h2o"], found.layers_needles["h2o"]) == (32, 3)
-    assert found.recent == dict.fromkeys(LOOKING, 25)
+    assert found.recent == dict.fromkeys((*LOOKING, "streaming_llm", "random"), 25)
     assert found.position == {"h2o": 0.2}
 
 

@@ -75,9 +75,11 @@ class Experiments:
             self._log(f"all layers, {name}: {self.found.layers_perplexity[name]}, {self.found.layers_needles[name]}")
 
     def recent(self, engine: QualityEngine) -> None:
-        """The newest quarter of every text's tokens can't go."""
+        """Half of what is kept of a whole text is its newest tokens; shorter beginnings of it keep more than their
+        share, so the two that don't look are asked in the same way, for comparison.
+        """
         newest = (("protect_recent", round(self._ratio * len(self._texts[0]) / 2)),)
-        for name in LOOKING:
+        for name in (*LOOKING, "streaming_llm", "random"):
             self.found.recent[name] = self._perplexity(engine, Changed(name, self._ratio, newest))
             self._log(f"half of the budget recent, {name}: {self.found.recent[name]}")
 
