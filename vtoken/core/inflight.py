@@ -31,8 +31,8 @@ UNANSWERED_S = 0.5
 class InflightLedger:
     """Owner of what one router has in flight: replica -> request -> tokens it will hold.
 
-    `choose` reserves at once (two choices in a row see each other); `confirm` follows when the replica accepted,
-    `complete` when the request ended. `sweep` drops reservations of requests that were cancelled in between.
+    `reserve` charges at once (two choices in a row see each other); `confirm` follows when the replica accepted,
+    `complete` when the request ended. `lapsed` names requests that were cancelled in between.
     """
 
     def __init__(self) -> None:
@@ -81,11 +81,6 @@ class InflightLedger:
             for request_id, replica_id in self._unanswered.items()
             if now_s - self._sent[replica_id][request_id].sent_s > UNCONFIRMED_S
         ]
-
-    def sweep(self, now_s: float) -> None:
-        """Drop reservations that were never confirmed within UNCONFIRMED_S."""
-        for request_id in self.lapsed(now_s):
-            self.complete(request_id)
 
     def unanswered(self, now_s: float) -> set[str]:
         """Replicas that have not taken a request within UNANSWERED_S."""

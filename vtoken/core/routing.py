@@ -1,6 +1,7 @@
 """The words of routing: what is known of a request, the settings, and why a replica was chosen. Pure.
 
-`vtoken.core.board` scores and chooses, `vtoken.core.desk` keeps what a router remembers between two requests.
+`vtoken.core.board` scores, `vtoken.core.choosing` chooses, `vtoken.core.desk` keeps what a router
+remembers between two requests.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ GPU_CLOCKS = ("sm", "memory")
 THROTTLES = ("power_cap", "thermal", "hw_slowdown", "hw_thermal", "power_brake")
 ECC = ("corrected", "uncorrected")
 REMAPS = ("corrected", "uncorrected", "pending", "failure")
-PROCESSES = ("replica", "controller", "ingress")
 
 
 def _shown(group: Group, unit: Unit, name: str, text: str) -> Metric:
@@ -142,7 +141,7 @@ _ADMISSION = (
     _counted("router_aged_decisions_total", Unit.COUNT, "Decisions whose telemetry had an age"),
     _counted("router_telemetry_age_seconds_total", Unit.SECONDS, "Age of the telemetry at these decisions"),
     Metric("router_trust_ratio", Kind.GAUGE, Unit.RATIO, Group.ADMISSION, Source.INGRESS,
-           "How far the router believes a replica's reports: 1 fully, 0 not at all", ("replica",)),
+           "How far the router believes a replica's reports: 1 fully; below 0.5 they are not used", ("replica",)),
     Metric("failovers_total", Kind.COUNTER, Unit.COUNT, Group.ADMISSION, Source.INGRESS,
            "Requests whose replica was lost or ended by plan, by what became of them", ("outcome",),
            {"outcome": tuple(Failover)}),

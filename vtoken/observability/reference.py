@@ -13,8 +13,8 @@ HEAD = """\
 Every replica, controller and ingress has one publisher thread. It reads what the process already knows, every two
 seconds, and hands it to Ray, whose node agents export it to Prometheus. Nothing is published on an engine's step path.
 
-Names that show a field of the engine's snapshot bear the field's name, here, in `/v1/vtoken/fleet` and in
-`vtoken status`. Counters are totals since their process, or its engine, has started: use `rate` or `increase`. They
+Names that show a field of the engine's snapshot bear the field's name, here and in `/v1/vtoken/fleet`.
+Counters are totals since their process, or its engine, has started: use `rate` or `increase`. They
 leave through Ray as gauges, because Ray's own counters travel as increments, of which a starved machine loses some, and
 are born with their first event, which a rate then misses.
 Mean copy time is `copy_seconds_total / copies_total`, bandwidth `moved_bytes_total / copy_seconds_total`.

@@ -69,6 +69,8 @@ def _one(arguments: argparse.Namespace) -> int:
     from vtoken.simulate.outcome import ServiceLevel, plot_series, summary, write_series
     from vtoken.simulate.study import engine_of, slowness_of
 
+    if len(arguments.replicas) > 1:
+        raise ConfigError("replicas", arguments.replicas, "one number", "Several are for --study.")
     data, count = Path(arguments.data), arguments.replicas[0]
     work = TRACES[arguments.trace](data).repeated(arguments.requests)
     if arguments.rate:
@@ -91,7 +93,8 @@ def _study(arguments: argparse.Namespace) -> int:
     from vtoken.simulate.outcome import write_rows
     from vtoken.simulate.study import study, verdicts
 
-    rows = study(Path(arguments.data), arguments.replicas, arguments.case, Console(stderr=True).log)
+    log = Console(stderr=True).log
+    rows = study(Path(arguments.data), arguments.replicas, arguments.case, arguments.seed, log)
     found = verdicts(rows)
     if arguments.out and rows:
         write_rows(Path(arguments.out) / "study.csv", rows)

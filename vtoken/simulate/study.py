@@ -166,9 +166,9 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def study(data: Path, sizes: Sequence[int], wanted: str, log: Callable[[str], None]) -> list[dict[str, Any]]:
+def study(data: Path, sizes: Sequence[int], wanted: str, seed: int, log: Callable[[str], None]) -> list[dict[str, Any]]:
     """The case of that name, or all whose names contain it, at every size; a row per router."""
-    run = Study(data, grid(data).model)
+    run = Study(data, grid(data).model, seed=seed)
     rows: list[dict[str, Any]] = []
     cases = [case for case in CASES if case.name == wanted] or [case for case in CASES if wanted in case.name]
     for case in cases:
