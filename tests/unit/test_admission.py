@@ -7,7 +7,7 @@ import random
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from vtoken.core.admission import Admission, AdmissionLimits
@@ -17,7 +17,7 @@ from vtoken.core.fleet import ReplicaView
 from vtoken.core.gate_room import GateRoom, GateRules, gate_room
 from vtoken.core.pressure import Level, room_blocks
 from vtoken.core.rate_limit import RateLimit, RateMeter
-from vtoken.core.retry import ReleaseRate, Returns, retry_after_s
+from vtoken.core.retry import PER_MARK, ReleaseRate, Returns, retry_after_s
 from vtoken.core.routing import RoutingTunables, is_fresh
 from vtoken.core.rulings import Asked, Reason, Ruling
 from vtoken.core.telemetry import Snapshot
@@ -114,11 +114,14 @@ def test_retry_after_is_bounded_and_rises_with_the_queue(position, bound, rate):
         max_size=40,
     )
 )
+@example([("promise", b"a", seconds) for seconds in range(1, PER_MARK + 4)])
 def test_promises_are_kept_until_redeemed_or_lost(steps):
     """Against a plain list."""
     returns, twin, now_s = Returns(grace_s=3.0), [], 0.0
     for what, mark, seconds in steps:
         if what == "promise":
+            if sum(other == mark for _, other in twin) == PER_MARK:
+                twin.remove(min(entry for entry in twin if entry[1] == mark))
             returns.promise(mark, mark.decode(), now_s + seconds)
             twin.append((now_s + seconds, mark))
         elif what == "redeem":
@@ -167,11 +170,19 @@ def test_the_table_gives_the_room_that_its_rows_give_one_by_one(views, age_s, in
     tunables = RoutingTunables()
     takers = [one for one in views if not one.draining]
     free = sum(max(0.0, room_blocks(one.snapshot, tunables.confidence)) * 16 for one in takers)
-    used = sum((100 - one.snapshot.free_blocks - one.snapshot.reserved_blocks) * 16 for one in takers)
+    used = sum((100 - one.snapshot.free_blocks - one.snapshot.reserved_blocks) * 16 for one in views)
+    leaving = sum(one.snapshot.running_requests for one in views if one.draining)
     room = gate_room(columns(*views), age_s, tunables, 7, ingresses)
     known = all(is_fresh(one, age_s, tunables) for one in takers)
     assert (room.free_tokens, room.used_tokens) == ((free, used) if known else (None, 0.0))
-    assert (room.places, room.lives) == (-(-len(takers) * 7 // ingresses), bool(takers))
+    assert (room.places, room.lives) == (-(-(len(takers) * 7 + leaving) // ingresses), bool(takers))
+
+
+def test_what_a_draining_replica_has_left_takes_no_place_of_another():
+    leaving = view("old", draining=True, running_requests=5, free_blocks=20, private_blocks=80)
+    room = gate_room(columns(view("new"), leaving), 0.0, RoutingTunables(), max_ongoing=5, ingresses=1)
+    assert room.fits(50 * 16, inside=5, committed_tokens=80 * 16)
+    assert not room.fits(1, inside=10, committed_tokens=80 * 16)
 
 
 def test_room_is_the_memory_of_all_replicas_and_a_share_of_the_places():

@@ -225,6 +225,14 @@ def test_without_any_replica_it_waits_so_long_and_no_longer(script, monkeypatch)
     assert replicas.calls[-1].cancelled
 
 
+def test_a_request_that_nobody_takes_does_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr("vtoken.serving.journey.LOOK_S", 0.01)
+    replicas = Replicas(lambda _resume: iter(["hang"]))
+    items, _ = run(replicas, living=False, wait_s=0.1)
+    assert [(what, reply.code) for what, reply in items] == [("error", "replica_lost")]
+    assert replicas.calls[-1].cancelled
+
+
 def test_a_failure_of_the_request_itself_goes_nowhere_else():
     replicas = Replicas(stream("a", 3, RayTaskError("generate", "trace", ValueError("x"))), stream("b"))
     items, failovers = run(replicas)

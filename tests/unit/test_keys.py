@@ -121,6 +121,7 @@ def test_rules_of_keys():
         ({"keys": {"alice": {"requests_per_minute": 0}}}, "auth.keys.alice.requests_per_minute"),
         ({"keys": {"a b": {}}}, "auth.keys"),
         ({"keys": []}, "auth.keys"),
+        ({"keys": {"alice": {"requests_per_minute": 6}}}, "auth.keys"),
         ({"default": {"rate": 1}}, "auth.default.rate"),
         ({"keys_file": "a", "keys_env": "b"}, "auth.keys_file, keys_env"),
         ({"file": "a"}, "auth.file"),

@@ -11,11 +11,13 @@ from hypothesis import given
 from ray.exceptions import RayActorError
 
 from tests.unit.test_serving_front import front
+from vtoken.core.replies import ErrorReply
 from vtoken.core.waiting_line import Priority
 from vtoken.drills.fuzz_cases import CANARY as CASE_CANARY
 from vtoken.drills.fuzz_cases import by_hand, from_document
 from vtoken.serving import visit
 from vtoken.serving.access_log import AccessLogSettings, AccessRecord, logger, open_log
+from vtoken.serving.admission import Gate
 from vtoken.serving.keys import AuthSettings, KeyRing, KeyRules
 from vtoken.serving.limit_settings import LimitSettings
 from vtoken.serving.openapi import document
@@ -194,6 +196,12 @@ def test_without_a_valid_key_nothing_is_read(log, headers):
     assert (log.records[-1]["key"], log.records[-1]["status"]) == ("", 401)
 
 
+def test_a_client_can_not_ask_to_be_served_without_being_there(log):
+    app, _, handle = server([])
+    status, _, body = asyncio.run(ask(app, headers={**AUTHORIZED, "x-request-disconnect-disabled": "?1"}))
+    assert (status, json.loads(body)["error"]["code"], handle.calls) == (400, "invalid_value", [])
+
+
 def test_what_waits_in_line_is_answered_and_logged(log):
     app, service, _ = server(["hang"], replicas=ReplicaSettings(max_ongoing_requests=1))
 
@@ -287,6 +295,22 @@ def test_what_is_beyond_a_limit_is_named_and_reaches_no_replica(change, limits, 
     error = json.loads(body)["error"]
     assert (status, error["param"], error["code"], handle.calls) == (400, param, code, [])
     assert len(error["message"]) < 500
+
+
+def test_many_sequences_ask_for_no_more_than_a_replica_has(monkeypatch):
+    asked = []
+
+    async def enter(_gate, what):
+        asked.append(what)
+        return ErrorReply(429, "", None, "overloaded")
+
+    monkeypatch.setattr(Gate, "enter", enter)
+    monkeypatch.setattr(Gate, "pool_tokens", 1600)
+    app, _, _ = server([])
+    for count, hold in ((1, 51), (128, 1600)):
+        body = {"model": "m", "prompt": ["a"] * count, "n": 1, "max_tokens": 100}
+        asyncio.run(ask(app, body, path="/v1/completions"))
+        assert asked.pop().hold_tokens == hold
 
 
 def test_a_list_of_prompts_is_counted():

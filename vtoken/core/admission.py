@@ -164,9 +164,16 @@ class Admission:
         late = self._line.expired(float("inf") if dead else now_s)
         for waiter in late:
             self._waited(waiter, now_s)
+            self._give_back(waiter, now_s)
         if dead:
             return [self._no_replica(waiter.number) for waiter in late]
         return [self._turned_away(Reason.TIMEOUT, waiter, room, now_s, others=0) for waiter in late]
+
+    def _give_back(self, waiter: Waiter, now_s: float) -> None:
+        """A key does not pay for what it was not let in with."""
+        meter = self._meters.get(waiter.key)
+        if meter is not None:
+            meter.take(waiter.tokens, now_s, sign=-1)
 
     def _dead(self, room: GateRoom, now_s: float) -> bool:
         """Whether no replica has been known for `no_replica_s`."""

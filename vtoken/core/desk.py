@@ -92,8 +92,15 @@ class Desk:
         if hint.prefix_chain or hint.session is not None:
             self._index.enter(hint.prefix_chain, hint.session, choice.replica_id)
         self._hints[request_id] = hint
-        self._ledger.reserve(choice.replica_id, request_id, tokens, now_s)
+        self._reserve(choice.replica_id, request_id, tokens, now_s)
         self._refresh(choice.replica_id)
+
+    def _reserve(self, replica_id: str, request_id: str, tokens: int, now_s: float) -> None:
+        """Charge a request to a replica, and to no other one any more."""
+        before = self._ledger.where(request_id)
+        self._ledger.reserve(replica_id, request_id, tokens, now_s)
+        if before is not None:
+            self._refresh(before)
 
     def _at(self, candidates: Sequence[str]) -> Board:
         if self._board is None or candidates is not self._candidates:
@@ -137,7 +144,7 @@ class Desk:
         if self._ledger.where(request_id) != replica_id:
             # The end of a refused attempt was told after the next one had begun, and took its entry along.
             tokens = demand_tokens(hint or RouteHint(), self.tunables)
-            self._ledger.reserve(replica_id, request_id, tokens, now_s)
+            self._reserve(replica_id, request_id, tokens, now_s)
         self._ledger.confirm(request_id)
         if hint is not None:
             self._trust.accepted(replica_id, request_id, now_s)

@@ -1,6 +1,7 @@
 """How much the fleet can take in through one of its ingresses. Pure.
 
-    places       = max_ongoing_requests of all replicas that take requests, a share of 1/n for each of n ingresses
+    places       = max_ongoing_requests of all replicas that take requests, and what the others still have to end;
+                   a share of 1/n for each of n ingresses
     free memory  = free + reclaimable x confidence - headroom owed, of all replicas, in tokens
     promised     = what all ingresses have let in and is not in use yet: n x own commitments - tokens in use
     room         = (free memory - promised) / n
@@ -130,14 +131,16 @@ def gate_room(
     column = _columns(view)
     takes = column["draining"] == 0
     count = int(takes.sum())
-    places = -(-count * max_ongoing // ingresses)
-    busy = column["running_requests"] + column["waiting_requests"] > 0
+    requests = column["running_requests"] + column["waiting_requests"]
+    # Whoever is inside a draining replica has a place, and must not take one of another replica.
+    places = -(-(count * max_ongoing + int(requests[~takes].sum())) // ingresses)
+    busy = requests > 0
     fresh = view.age_s + view_age_s <= np.where(busy, tunables.stale_busy_s, tunables.stale_idle_s)
     if not bool((fresh & (column["capacity_blocks"] > 0))[takes].all()):
         return GateRoom(places, None, 0.0, ingresses, lives=count > 0)
     owed = np.maximum(0, column["headroom_target_blocks"] - column["reserved_blocks"])
     room = column["free_blocks"] + column["reclaimable_blocks"] * tunables.confidence - owed
     used = column["capacity_blocks"] - column["free_blocks"] - column["reserved_blocks"]
-    tokens = np.where(takes, column["block_size_tokens"], 0)
-    free_tokens, used_tokens = float(np.maximum(0.0, room) @ tokens), float(used @ tokens)
+    tokens = column["block_size_tokens"]
+    free_tokens, used_tokens = float(np.where(takes, np.maximum(0.0, room), 0.0) @ tokens), float(used @ tokens)
     return GateRoom(places, free_tokens, used_tokens, ingresses, lives=count > 0)

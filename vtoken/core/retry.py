@@ -76,6 +76,10 @@ def retry_after_s(position: int, bound: int, per_second: float, least_s: float, 
     return min(most_s, max(least_s, (position - bound // 2) / per_second))
 
 
+PER_MARK = 8
+"""Promises of one mark; a further one takes the place of the earliest. Clients that ask on and on without waiting would
+fill the line with promises that nobody redeems."""
+
 EARLY_S = 0.25
 """A client may be so much too early: clocks differ."""
 
@@ -107,6 +111,8 @@ class Returns:
 
     def promise(self, mark: bytes, key: str, due_s: float) -> None:
         """A client of this key has been told to come back at `due_s`."""
+        if len(self._of.get(mark, ())) >= PER_MARK:
+            self.redeem(mark)
         if len(self) >= self._most:
             return
         self._numbers += 1

@@ -82,6 +82,10 @@ class ResumableEngine:
         """Note what is generated for this request, while somebody holds `progress`."""
         self._followed[progress.resume.request_id] = progress
 
+    def follows(self, progress: Progress) -> bool:
+        """Whether this is the last attempt at its request here."""
+        return self._followed.get(progress.resume.request_id) is progress
+
     def look(self, progress: Progress) -> None:
         """Note how far a unary request has come; nothing else asks for its tokens before it ends."""
         if progress.obstacle is not None or not progress.engine_ids:

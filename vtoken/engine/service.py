@@ -176,12 +176,12 @@ class EngineService:
             return _validation_reply(error)
         except Exception as error:  # noqa: BLE001  # vLLM's validators raise their own; it maps them itself
             return _engine_reply(create_error_response(error))
-        result = await self._create(create, request, prefix + request_id)
+        result = await self._create(create, request, prefix + request_id, progress)
         if isinstance(result, ErrorReply) and result.status >= 500 and self._engine.errored:
             return replica_lost()
         return result
 
-    async def _create(self, create: Callable[..., Any], request: Any, engine_id: str) -> Result:
+    async def _create(self, create: Callable[..., Any], request: Any, engine_id: str, progress: Progress) -> Result:
         try:
             result = await create(request)
             _raise_if_cancelled()
@@ -189,15 +189,15 @@ class EngineService:
                 return _engine_reply(result)
             if not hasattr(result, "__anext__"):
                 return result.model_dump()  # type: ignore[no-any-return]
-            return await self._checked_stream(result, engine_id)
+            return await self._checked_stream(result, engine_id, progress)
         except Exception as error:  # noqa: BLE001  # as in vLLM's own handlers: every failure is an answer
-            await self._abort(engine_id)
+            await self._abort(engine_id, progress)
             return _engine_reply(create_error_response(error))
         except BaseException:
-            await self._abort(engine_id)
+            await self._abort(engine_id, progress)
             raise
 
-    async def _checked_stream(self, events: AsyncGenerator[str, None], engine_id: str) -> Result:
+    async def _checked_stream(self, events: AsyncGenerator[str, None], engine_id: str, progress: Progress) -> Result:
         """The stream, once its first event is there: a refusal that vLLM finds late is still an HTTP error."""
         try:
             first = await anext(events)
@@ -207,9 +207,11 @@ class EngineService:
         if reply is not None:
             await events.aclose()
             return reply
-        return self._stream(first, events, engine_id)
+        return self._stream(first, events, engine_id, progress)
 
-    async def _stream(self, first: str, events: AsyncGenerator[str, None], engine_id: str) -> AsyncIterator[str]:
+    async def _stream(
+        self, first: str, events: AsyncGenerator[str, None], engine_id: str, progress: Progress
+    ) -> AsyncIterator[str]:
         ended = False
         try:
             yield first
@@ -221,12 +223,17 @@ class EngineService:
             ended = True
         finally:
             if not ended:
-                await self._abort(engine_id)
+                await self._abort(engine_id, progress)
                 with contextlib.suppress(RuntimeError):
                     await events.aclose()
 
-    async def _abort(self, engine_id: str) -> None:
-        """Abort every engine request made for an HTTP request (a list of prompts makes several)."""
+    async def _abort(self, engine_id: str, progress: Progress) -> None:
+        """Abort every engine request made for an HTTP request (a list of prompts makes several).
+
+        An attempt that ends late leaves alone what a later one, under the same id, has begun here.
+        """
+        if not self._engine.follows(progress):
+            return
         ids = [key for key in self._external_ids() if key == engine_id or key.startswith(engine_id + "-")]
         if ids:
             await self._engine.abort(ids)

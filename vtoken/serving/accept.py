@@ -132,13 +132,16 @@ class Acceptor:
         kept = min(prompt, grown)
         hold = kept + self._settings.admission.growth_share * (grown - kept)
         output = context_tokens(prompt, hint.max_tokens, tunables) - prompt
+        # One replica serves the whole request: what its pool does not hold at once, it computes in turn.
+        most = self._gate.pool_tokens
+        hold_tokens = round(prompts * answers * hold)
         return Asked(
             key,
             min(priority, rules.priority, key=_willing),
             rules.weight,
             rules.limit,
             tokens=prompts * (prompt + answers * output),
-            hold_tokens=round(prompts * answers * hold),
+            hold_tokens=hold_tokens if most is None else min(hold_tokens, most),
             mark=self._gate.mark(key, raw),
         )
 

@@ -69,7 +69,11 @@ class LoadFetcher:
         pending = self._pending
         if pending is not None and pending.done():
             self._pending = None
-            self._taken = (self._asked_s, *pending.result())
+            try:
+                self._taken = (self._asked_s, *pending.result())
+            except Exception:
+                self._client.reconnect()
+                raise
         elif pending is not None and now_s - self._asked_s > ANSWER_TIMEOUT_S:
             self._pending = None
             self._client.reconnect()

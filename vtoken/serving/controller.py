@@ -29,6 +29,8 @@ from vtoken.serving.metrics import start_controller_metrics
 NAMESPACE = "vtoken"
 ORPHAN_S = 120.0
 TICK_S = 1.0
+CONNECT_TIMEOUT_S = 10.0
+"""Longest wait for Ray's directory of actors."""
 
 
 class FleetController:
@@ -168,7 +170,7 @@ class ControllerClient:
         if not ray.is_initialized():  # a router may outlive Ray in its process; a call would start another Ray
             raise ConnectionError("this process is not connected to Ray")
         if self._handle is None:
-            await asyncio.to_thread(self.connect)
+            await asyncio.wait_for(asyncio.to_thread(self.connect), CONNECT_TIMEOUT_S)
         try:
             reference = getattr(self._handle, method).remote(*arguments)
             return await asyncio.wait_for(reference, self._timeout_s)

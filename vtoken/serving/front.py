@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -37,6 +38,9 @@ from vtoken.serving.sidelines import Sidelines, router_of
 
 logger = logging.getLogger("ray.serve")
 
+VIEW_REUSE_S = 0.1
+"""A view of the fleet is as good for so long: the controller is one process, and /ready is open to everybody."""
+
 MODELS_TIMEOUT_S = 10.0
 NOT_READY = ErrorReply(503, "No replica is ready yet; see /ready.", None, "not_ready", 5)
 NO_CONTROLLER = ErrorReply(503, "The controller does not answer; it restarts by itself.", None, "no_controller", 2)
@@ -64,6 +68,9 @@ class Front:
         self._acceptor = Acceptor(settings, self._gate, self._model_len)
         self._models: dict[str, Any] | None = None
         self._tuned = False
+        self._looking = asyncio.Lock()
+        self._seen: FleetSnapshot | None = None
+        self._seen_s = float("-inf")
 
     async def tune(self, raw: Mapping[str, Any]) -> None:
         """Adopt the routers' settings and hand them to the controller, from which every router gets them.
@@ -163,11 +170,19 @@ class Front:
         return sum(not replica.draining for replica in fresh)
 
     async def _living(self) -> bool:
-        """Whether some replica takes requests; True while nobody knows."""
+        """Whether some replica is known to take requests; a controller that restarts says so again in seconds."""
         view = await self._view()
-        return view is None or self._takers(view) > 0
+        return view is not None and self._takers(view) > 0
 
     async def _view(self) -> FleetSnapshot | None:
+        """The fleet; many who ask at once, or soon after, get one answer."""
+        async with self._looking:
+            now_s = time.monotonic()
+            if now_s - self._seen_s > VIEW_REUSE_S:
+                self._seen, self._seen_s = await self._fetched_view(), now_s
+            return self._seen
+
+    async def _fetched_view(self) -> FleetSnapshot | None:
         with contextlib.suppress(Exception):
             view = await self._controller.view()
             if self._tuned and not view.tunables:  # it has been restarted, and its state is soft

@@ -44,7 +44,7 @@ class Fleet:
         generate: of the engine deployment's handle, for streams.
         rules: section `failover`.
         retry_after_s: for clients that are told to come back.
-        living: whether some replica takes requests, as far as is known.
+        living: whether some replica is known to take requests.
         notes: gives the way to this process's router, once there is one.
         failovers_total: by Failover; counted here, of this ingress process.
     """
@@ -195,11 +195,11 @@ class Journey:
         """The id of the replica that takes the request.
 
         Raises:
-            NoReplica: this is a further attempt, and for `wait_s` no replica is there.
+            NoReplica: for `wait_s` no replica is there. Serve itself would wait for ever.
         """
         first = asyncio.ensure_future(anext(call))
         try:
-            while not (await asyncio.wait({first}, timeout=LOOK_S if self._again else None))[0]:
+            while not (await asyncio.wait({first}, timeout=LOOK_S))[0]:
                 if await self._given_up():
                     raise NoReplica
         finally:

@@ -90,6 +90,9 @@ class AuthSettings:
                 raise ConfigError(key, value, "a non-empty text")
         if self.keys_file is not None and self.keys_env is not None:
             raise ConfigError("keys_file, keys_env", (self.keys_file, self.keys_env), "one of the two")
+        if self.keys and not self.required:
+            hint = "Without keys everybody is anonymous, and no rule of a key holds."
+            raise ConfigError("keys", sorted(self.keys), "absent without keys_file or keys_env", hint)
 
     @property
     def required(self) -> bool:

@@ -27,6 +27,13 @@ COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s?(\d+)')
 NO_ROUTE = "-"
 """In the log for what matches no route; a path may be anything."""
 
+STAY = "x-request-disconnect-disabled"
+"""Serve's header by which a client's request goes on without it."""
+
+NO_STAYING = ErrorReply(
+    400, f"The header `{STAY}` is not allowed: a request ends with its client.", None, "invalid_value"
+)
+
 EVENT, ERROR_EVENT = b"data: {", b'data: {"error"'
 
 
@@ -139,6 +146,8 @@ async def visit(request: Request, keys: KeyRing | None, answer: Callable[[], Awa
     """
     this = _begin(request, request.scope["route"].path)
     try:
+        if STAY in request.headers:
+            return Visited(error_response(NO_STAYING), this)
         name = ANONYMOUS if keys is None else keys.name_of(request.headers.get("authorization"))
         if isinstance(name, ErrorReply):
             return Visited(error_response(name), this)
