@@ -10,6 +10,9 @@ from vtoken.core.errors import ConfigError
 
 T = TypeVar("T")
 
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Names of this machine that no other one reaches."""
+
 
 def check_int(key: str, value: object, low: int, high: int) -> int:
     """The value if it is an integer from `low` to `high`, else ConfigError."""

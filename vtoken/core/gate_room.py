@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vtoken.core.checks import check_int, check_number
 from vtoken.core.columns import COLUMNS, FleetColumns, Membership
 from vtoken.core.routing import RoutingTunables
+from vtoken.core.waiting_line import OLDEST_TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class GateRules:
     """
 
     growth_share: float = 0.5
-    oldest_turn: int = 8
+    oldest_turn: int = OLDEST_TURN
     no_replica_s: float = 5.0
 
     def __post_init__(self) -> None:

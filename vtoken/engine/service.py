@@ -38,6 +38,7 @@ from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.telemetry import Snapshot
 from vtoken.core.transcript import Progress
 from vtoken.engine.args import engine_args
+from vtoken.engine.refusals import ERROR_EVENT, engine_reply, error_event_reply, validation_reply
 from vtoken.engine.resume import ResumableEngine
 from vtoken.engine.stats import SnapshotLogger
 
@@ -173,9 +174,9 @@ class EngineService:
         except RequestOptionError as error:
             return ErrorReply(400, str(error), error.key, "invalid_vtoken_option")
         except ValidationError as error:
-            return _validation_reply(error)
+            return validation_reply(error)
         except Exception as error:  # noqa: BLE001  # vLLM's validators raise their own; it maps them itself
-            return _engine_reply(create_error_response(error))
+            return engine_reply(create_error_response(error))
         result = await self._create(create, request, prefix + request_id, progress)
         if isinstance(result, ErrorReply) and result.status >= 500 and self._engine.errored:
             return replica_lost()
@@ -186,13 +187,13 @@ class EngineService:
             result = await create(request)
             _raise_if_cancelled()
             if isinstance(result, ErrorResponse):
-                return _engine_reply(result)
+                return engine_reply(result)
             if not hasattr(result, "__anext__"):
                 return result.model_dump()  # type: ignore[no-any-return]
             return await self._checked_stream(result, engine_id, progress)
         except Exception as error:  # noqa: BLE001  # as in vLLM's own handlers: every failure is an answer
             await self._abort(engine_id, progress)
-            return _engine_reply(create_error_response(error))
+            return engine_reply(create_error_response(error))
         except BaseException:
             await self._abort(engine_id, progress)
             raise
@@ -203,7 +204,7 @@ class EngineService:
             first = await anext(events)
         except StopAsyncIteration:
             return ErrorReply(500, "The engine answered with an empty stream.", code="engine")
-        reply = _error_event_reply(first)
+        reply = error_event_reply(first)
         if reply is not None:
             await events.aclose()
             return reply
@@ -281,37 +282,3 @@ def _raise_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _engine_reply(response: ErrorResponse) -> ErrorReply:
-    error = response.error
-    return ErrorReply(int(error.code), error.message, error.param, _code_of(error.type))
-
-
-def _code_of(kind: str) -> str:
-    """`BadRequestError` -> `bad_request`."""
-    name = kind.removesuffix("Error").replace(" ", "")
-    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
-
-
-def _error_event_reply(event: str) -> ErrorReply | None:
-    """The refusal in a first server-sent event, or None when it is content."""
-    if not event.startswith(ERROR_EVENT):
-        return None
-    return _engine_reply(ErrorResponse.model_validate_json(event.removeprefix("data: ").strip()))
-
-
-ERROR_EVENT = 'data: {"error"'
-"""Begin of the event in which vLLM says that a stream has failed."""
-
-UNION_BRANCHES = frozenset({"str", "int", "float", "bool", "bytes", "none", "function-after", "function-before"})
-"""What pydantic puts into an error's location beside field names."""
-
-
-def _validation_reply(error: ValidationError) -> ErrorReply:
-    """The first thing that is wrong with a body; the offending value is not echoed (it may be huge)."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = [str(part) for part in first["loc"] if str(part) not in UNION_BRANCHES and "[" not in str(part)]
-    param = ".".join(path[:4]) or None
-    message = str(first["msg"])[:500].removeprefix("Value error, ")
-    return ErrorReply(400, f"{param}: {message}" if param else message, param, "invalid_value")

@@ -11,14 +11,13 @@ The token is in no message, log line or repr of this module.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 from urllib.parse import urlsplit
 
+from vtoken.core.checks import LOOPBACK
 from vtoken.core.errors import ConfigError, VTokenError
+from vtoken.observability.grafana_json import UID
 
-UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 TIMEOUT_S = 15.0
 PROVENANCE = {"X-Disable-Provenance": "true"}
 """So that an alert rule stays editable in Grafana, and by the next push."""

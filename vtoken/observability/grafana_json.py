@@ -15,6 +15,7 @@ SCHEMA_VERSION = 39
 
 GRID_COLUMNS = 24
 TAG = "vtoken"
+UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 NO_DATA = "no traffic"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 METRIC_NAME = re.compile(rf"{EXPORT_PREFIX}{PREFIX}[a-z0-9_]+")

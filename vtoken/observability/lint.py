@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vtoken.observability.catalogue import METRICS
-from vtoken.observability.grafana_json import DATASOURCE, GRID_COLUMNS, METRIC_NAME, TAG
+from vtoken.observability.grafana_json import DATASOURCE, GRID_COLUMNS, METRIC_NAME, TAG, UID
 from vtoken.observability.metric import Kind
 from vtoken.observability.panels import Look
 
-UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 SCHEMA_VERSIONS = range(39, 43)
 TYPES = {look.value for look in Look} | {"row", "gauge", "heatmap", "status-history"}
 WINDOWS = {"$__rate_interval", "$__range"}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtoken.core.checks import build, check_number
+from vtoken.core.checks import LOOPBACK, build, check_number
 from vtoken.core.errors import ConfigError
 from vtoken.core.rate_limit import RateLimit
 from vtoken.core.replies import ErrorReply
@@ -232,9 +232,6 @@ def _read(path: str) -> dict[str, bytes]:
     except (OSError, ValueError) as error:
         raise ConfigError("auth.keys_file", path, "a readable text file", type(error).__name__ + ".") from None
     return parse_keys(text, "auth.keys_file")
-
-
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def open_door_warning(settings: AuthSettings, host: str | None) -> str | None:
