@@ -15,8 +15,9 @@ JSON = {"content-type": "application/json"}
 
 
 def state(fleet):
-    """Everything the fleet says of itself, ages aside."""
-    return [{key: value for key, value in replica.items() if key != "age_s"} for replica in fleet.replicas()]
+    """Everything the fleet says of itself, but when it said so."""
+    when = {"age_s", "sequence"}
+    return [{key: value for key, value in replica.items() if key not in when} for replica in fleet.replicas()]
 
 
 @pytest.fixture(autouse=True)
