@@ -20,8 +20,8 @@ from vtoken.observability.catalogue import BY_NAME, METRICS
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 ROOT = Path(__file__).resolve().parents[2]
-ABSENT_HERE = re.compile(r"ray_vtoken_(gpu_(?!up)|nvml_|admission_wait)")
-"""What this machine or this load has none of: GPUs, requests that wait in line."""
+ABSENT_HERE = re.compile(r'ray_vtoken_(gpu_(?!up)|nvml_|admission_wait)|gpu!="none"|headroom_target_blocks\) > 0')
+"""What this machine, fleet or load has none of: GPUs, a reserve, requests that wait in line."""
 
 
 @pytest.fixture(scope="module")

@@ -165,22 +165,43 @@ def test_publishing_costs_little(stack):
 
 
 def test_faults_raise_their_alerts(stack):
-    """Each fault is undone, where it can be, before the next one comes; a killed replica comes back by itself."""
+    """Each fault is undone before the next one comes; killed replicas come back by themselves."""
     found = {}
     for fault, alert, cause in (
         ("no reserve", "VTokenHeadroomExhausted", lambda: stack.director.tell(exhausted=1)),
         ("failed check", "VTokenMoveCheckFailed", lambda: stack.director.tell(broken=1)),
         ("lost GPU", "VTokenGpuDown", lambda: stack.nvml.write_text("lost1")),
         ("frozen telemetry", "VTokenTelemetryStale", lambda: stack.director.tell(frozen=a_replica(stack).pid)),
-        ("killed replica", "VTokenReplicasMissing", lambda: os.kill(a_replica(stack).pid, signal.SIGKILL)),
     ):
         assert tools.quiet_after_s(stack.prometheus, alert, 30.0) < 30.0
         cause()
         found[fault] = round(tools.alert_after_s(stack.prometheus, alert, 45.0), 1)
         stack.director.tell(exhausted=0, frozen=0)
         stack.nvml.write_text("")
+    with a_replica_killed_again_and_again(stack):
+        found["killed replicas"] = round(tools.alert_after_s(stack.prometheus, "VTokenReplicasMissing", 60.0), 1)
     print("alerts after seconds:", found)
     assert tools.quiet_after_s(stack.prometheus, "VTokenReplicasMissing", 60.0) < 60.0
+
+
+@contextlib.contextmanager
+def a_replica_killed_again_and_again(stack):
+    """On a quick machine one is back before the alert has waited long enough."""
+    enough = threading.Event()
+
+    def kill_on():
+        while not enough.wait(2.0):
+            for process in tools.replica_processes(stack.fleet.processes())[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_on)
+    killer.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        killer.join()
 
 
 def a_replica(stack):
