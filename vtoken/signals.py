@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -24,6 +24,16 @@ def stop_on_signals() -> None:
     if threading.current_thread() is threading.main_thread():
         for sign in STOPPING:
             signal.signal(sign, _stop)
+
+
+def stoppable(log: Callable[[str], object]) -> Callable[[str], None]:
+    """`log` as the progress of a start whose libraries install handlers of their own: ours are back with each line."""
+
+    def progress(line: str) -> None:
+        stop_on_signals()
+        log(line)
+
+    return progress
 
 
 @contextlib.contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+
+from tests.waiting import until
 
 ENGINES = Path(__file__).resolve().parents[1] / "integration"
 STEP_S = 0.01
@@ -71,14 +71,6 @@ def all_of(count: int, url: str, timeout_s: float = 60.0) -> set[str]:
 
     until(complete, timeout_s, lambda: fleet_of(url))
     return seen
-
-
-def until(condition: Callable[[], object], timeout_s: float, what: Callable[[], object] = lambda: "") -> None:
-    """Wait for a condition; after `timeout_s` fail, showing `what`."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what()}"
-        time.sleep(0.05)
 
 
 class Traffic:

@@ -20,8 +20,9 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.cluster.fake_fleet import ENGINES, Traffic, all_of, ask, fake_arguments, takers, until
+from tests.cluster.fake_fleet import ENGINES, Traffic, all_of, ask, fake_arguments, takers
 from tests.cluster.hosts import PREFIX, ROOT, Host, home, keep_paths, lay_switch, own_places, run
+from tests.waiting import until
 
 ADDRESSES = [PREFIX + number for number in ("10", "11", "12")]
 ON_PREM = ROOT / "deploy" / "clusters" / "on-prem.yaml"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.cluster.fake_fleet import Traffic, all_of, ask, fake_arguments, fleet_of, takers, until
+from tests.cluster.fake_fleet import Traffic, all_of, ask, fake_arguments, fleet_of, takers
+from tests.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 

@@ -10,7 +10,8 @@ from collections import Counter
 
 import pytest
 
-from tests.cluster.fake_fleet import Traffic, all_of, ask, fake_arguments, fleet_of, takers, until
+from tests.cluster.fake_fleet import Traffic, all_of, ask, fake_arguments, fleet_of, takers
+from tests.waiting import until
 from vtoken.processes import Mark
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]

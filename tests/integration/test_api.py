@@ -13,6 +13,7 @@ import httpx
 import pytest
 from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
 
+from tests.waiting import until
 from vtoken.drills.overload import overload
 from vtoken.drills.world import World
 
@@ -72,13 +73,6 @@ def ask(client, tokens=2, question="hi", **more):
 
 def records(fleet):
     return [json.loads(line) for line in fleet.log.read_text().splitlines()]
-
-
-def until(condition, timeout_s=20.0):
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start_s < timeout_s, f"not within {timeout_s} s"
-        time.sleep(0.05)
 
 
 def test_the_official_client_is_served_and_refused_in_its_own_words(fleet, client):

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.integration.fake_engine import POISON, text_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -56,13 +57,6 @@ def local():
 @pytest.fixture(autouse=True)
 def two_replicas(local):
     until(lambda: ready(local) == 2, 120.0)
-
-
-def until(condition, timeout_s):
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start_s < timeout_s, f"not within {timeout_s} s"
-        time.sleep(0.05)
 
 
 def ready(local):

@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.waiting import until
+
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 ARGS = {
@@ -58,13 +60,6 @@ def fleet_of(url):
 
 def ready(url):
     return httpx.get(url + "/ready").json()["fresh_replicas"]
-
-
-def until(condition, timeout_s):
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start_s < timeout_s, f"not within {timeout_s} s"
-        time.sleep(0.05)
 
 
 def test_a_full_fleet_says_429_and_when_to_come_back(url):

@@ -9,7 +9,8 @@ from dataclasses import asdict, fields
 import httpx
 import pytest
 
-from tests.integration.test_failover import ARGS, until
+from tests.integration.test_failover import ARGS
+from tests.waiting import until
 from vtoken.core.routing import RoutingTunables
 from vtoken.core.trust import FLOOR
 

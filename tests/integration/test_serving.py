@@ -15,6 +15,7 @@ import psutil
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI, RateLimitError
 
+from tests.waiting import until
 from vtoken.core.history import Event, from_mapping
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
@@ -273,10 +274,3 @@ def engine_of(fleet):
             if "ServeReplica:vtoken:engine" in parent and process.children():
                 return process
     raise AssertionError(f"no engine process among those with these parents and numbers of children: {seen}")
-
-
-def until(condition, timeout_s):
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start_s < timeout_s, f"not within {timeout_s} s"
-        time.sleep(0.05)

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from vtoken.processes import Mark
 from vtoken.serving.local import LocalFleet
 from vtoken.serving.settings import DeploymentSettings
 from vtoken.serving.status import WIDE_AT
-from vtoken.signals import stop_on_signals
+from vtoken.signals import stop_on_signals, stoppable
 
 DEPLOYMENT = Path("deploy/serve/demo-cpu.yaml")
 COMPARED = ("naive", "vtoken-strict", "vtoken")
@@ -36,17 +37,22 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL"), help="model directory")
     arguments = parser.parse_args()
+    return attended("demo", lambda console: run(arguments, console), interrupted=130)
+
+
+def attended(name: str, work: Callable[[Console], int], interrupted: int) -> int:
+    """The exit status of `work`, which somebody watches and may stop: 1 for a refusal, `interrupted` after Ctrl-C."""
     stop_on_signals()
     console = Console(width=None if sys.stdout.isatty() else WIDE_AT, log_path=False)
     try:
         check_environment()
-        return run(arguments, console)
+        return work(console)
     except VTokenError as error:
-        console.print(f"demo failed: {error}", style="red", markup=False, soft_wrap=True)
+        console.print(f"{name} failed: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("stopped; no process is left behind")
-        return 130
+        return interrupted
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -54,11 +60,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     started = time.monotonic()
     settings = load_settings(arguments.model)
 
-    def progress(line: str) -> None:
-        stop_on_signals()  # Ray has installed handlers of its own
-        console.log(line)
-
-    fleet = LocalFleet(settings, arguments.port, progress=progress)
+    fleet = LocalFleet(settings, arguments.port, progress=stoppable(console.log))
     fleet.check_port()  # now, not after minutes
     measured = compare(settings.model, console)
     console.rule("2 of 2: two replicas serve chat requests, each with its own policy")

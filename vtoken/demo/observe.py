@@ -7,19 +7,17 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
-from vtoken.core.errors import VTokenError
 from vtoken.demo import traffic
-from vtoken.demo.__main__ import load_settings
-from vtoken.environment import check_environment
+from vtoken.demo.__main__ import attended, load_settings
 from vtoken.observability.build import DASHBOARDS, RULES
 from vtoken.observability.prometheus import LocalPrometheus, find_prometheus
 from vtoken.serving.local import LocalFleet
 from vtoken.serving.metrics import metrics_addresses
-from vtoken.serving.status import WIDE_AT
-from vtoken.signals import stop_on_signals
+from vtoken.signals import stop_on_signals, stoppable
 
 REPORT_INTERVAL = {"RAY_metrics_report_interval_ms": "3000"}
 """Ray's default of ten seconds is long for somebody who watches."""
@@ -32,32 +30,18 @@ def main() -> int:
     parser.add_argument("--prometheus-port", type=int, default=9090)
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL"), help="model directory")
     arguments = parser.parse_args()
-    stop_on_signals()
-    console = Console(width=None if sys.stdout.isatty() else WIDE_AT, log_path=False)
-    try:
-        check_environment()
-        find_prometheus()  # now, not after a minute
-        run(arguments, console)
-    except VTokenError as error:
-        console.print(f"observe failed: {error}", style="red", markup=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped; no process is left behind")
-    return 0
+    return attended("observe", lambda console: run(arguments, console), interrupted=0)
 
 
-def run(arguments: argparse.Namespace, console: Console) -> None:
+def run(arguments: argparse.Namespace, console: Console) -> NoReturn:
     """Fleet, Prometheus and traffic; ends with an exception only."""
+    find_prometheus()  # now, not after a minute
     settings = load_settings(arguments.model)
     os.environ.update({name: os.environ.get(name, value) for name, value in REPORT_INTERVAL.items()})
 
-    def progress(line: str) -> None:
-        stop_on_signals()  # Ray has installed handlers of its own
-        console.log(line)
-
     with (
         tempfile.TemporaryDirectory(prefix="vtoken-observe") as directory,
-        LocalFleet(settings, arguments.port, progress=progress) as fleet,
+        LocalFleet(settings, arguments.port, progress=stoppable(console.log)) as fleet,
         LocalPrometheus(metrics_addresses(), RULES, Path(directory), arguments.prometheus_port) as prometheus,
     ):
         say_where(console, fleet.url, prometheus.url)

@@ -26,12 +26,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from vtoken.device.errors import BadSlots, DeviceError
+from vtoken.device.errors import BadSlots, DeviceError, EngineStateError
+
+B = TypeVar("B")
 
 Slots = npt.NDArray[np.int64]
 
@@ -176,6 +179,13 @@ class CopyEngine(ABC):
         """What has been done since `bind`."""
 
 
+def require_bound(bound: B | None) -> B:
+    """What `bind` has made, or EngineStateError."""
+    if bound is None:
+        raise EngineStateError("the copy engine has no caches: call bind() first; close() lets go of them.")
+    return bound
+
+
 def check_slots(name: str, slots: Slots, num_slots: int) -> Slots:
     """The slots as a contiguous writable int64 array (copied only if needed), or BadSlots."""
     if slots.ndim != 1 or slots.dtype != np.int64:
@@ -187,11 +197,17 @@ def check_slots(name: str, slots: Slots, num_slots: int) -> Slots:
     return np.require(slots, requirements=["C", "W"])
 
 
-def check_move(src: Slots, dst: Slots, num_slots: int) -> tuple[Slots, Slots]:
-    """Both sides of a move, checked in O(k log k), or BadSlots naming the first slot that is wrong."""
+def check_pairs(src: Slots, dst: Slots, num_slots: int) -> tuple[Slots, Slots]:
+    """As many destinations as sources, each as `check_slots` has them, or BadSlots."""
     src, dst = check_slots("src", src, num_slots), check_slots("dst", dst, num_slots)
     if len(src) != len(dst):
         raise BadSlots(f"{len(src)} sources for {len(dst)} destinations.")
+    return src, dst
+
+
+def check_move(src: Slots, dst: Slots, num_slots: int) -> tuple[Slots, Slots]:
+    """Both sides of a move, checked in O(k log k), or BadSlots naming the first slot that is wrong."""
+    src, dst = check_pairs(src, dst, num_slots)
     if not len(dst):
         return src, dst
     ordered = np.sort(dst)

@@ -15,10 +15,19 @@ import numpy.typing as npt
 import torch
 
 from vtoken.core.errors import UnsupportedError
-from vtoken.device.copy_engine import CopyCounters, CopyEngine, Slots, Ticket, check_move, check_slots
+from vtoken.device.copy_engine import (
+    CopyCounters,
+    CopyEngine,
+    Slots,
+    Ticket,
+    check_move,
+    check_pairs,
+    check_slots,
+    require_bound,
+)
 from vtoken.device.copy_kernels import Kernels, kernels
 from vtoken.device.copy_thread import CopyThread
-from vtoken.device.errors import BadSlots, EngineStateError
+from vtoken.device.errors import EngineStateError
 from vtoken.device.layout import CacheGeometry, check_cache, check_isa
 
 
@@ -108,9 +117,7 @@ class CpuCopyEngine(CopyEngine):
 
     def verify(self, src: Slots, dst: Slots) -> int:
         bound = self._require_bound()
-        src, dst = check_slots("src", src, bound.num_slots), check_slots("dst", dst, bound.num_slots)
-        if len(src) != len(dst):
-            raise BadSlots(f"{len(src)} sources for {len(dst)} destinations.")
+        src, dst = check_pairs(src, dst, bound.num_slots)
         return int(bound.kernels.differing(*bound.layers, src, dst))
 
     def fingerprint(self, slots: Slots) -> int:
@@ -143,9 +150,7 @@ class CpuCopyEngine(CopyEngine):
             self._seconds += seconds
 
     def _require_bound(self) -> _Bound:
-        if self._bound is None:
-            raise EngineStateError("the copy engine has no caches: call bind() first; close() lets go of them.")
-        return self._bound
+        return require_bound(self._bound)
 
 
 def _check_alike(geometries: Mapping[str, CacheGeometry]) -> None:

@@ -26,10 +26,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from vtoken.device.copy_engine import CopyCounters, CopyEngine, Slots, Ticket, TicketState, check_move, check_slots
+from vtoken.device.copy_engine import (
+    CopyCounters,
+    CopyEngine,
+    Slots,
+    Ticket,
+    TicketState,
+    check_move,
+    check_pairs,
+    check_slots,
+    require_bound,
+)
 from vtoken.device.cuda_layout import PagedGeometry, bits_of, check_layers
 from vtoken.device.cuda_streams import Lane, Streams
-from vtoken.device.errors import BadSlots, CopyCancelled, CopyFailed, EngineStateError
+from vtoken.device.errors import CopyCancelled, CopyFailed, EngineStateError
 from vtoken.device.token_bits import differing, hashed
 from vtoken.device.triton_copy import LayerTable, move
 
@@ -316,9 +326,7 @@ class CudaCopyEngine(CopyEngine):
 
     def verify(self, src: Slots, dst: Slots) -> int:
         bound = self._require_bound()
-        src, dst = check_slots("src", src, bound.geometry.num_slots), check_slots("dst", dst, bound.geometry.num_slots)
-        if len(src) != len(dst):
-            raise BadSlots(f"{len(src)} sources for {len(dst)} destinations.")
+        src, dst = check_pairs(src, dst, bound.geometry.num_slots)
         return int(self._ask(lambda: differing(bound.caches.values(), src, dst)))
 
     def fingerprint(self, slots: Slots) -> int:
@@ -351,6 +359,4 @@ class CudaCopyEngine(CopyEngine):
         return CopyCounters(self._copies, self._tokens, moved, self._seconds, self._failed, self._cancelled)
 
     def _require_bound(self) -> _Bound:
-        if self._bound is None:
-            raise EngineStateError("the copy engine has no caches: call bind() first; close() lets go of them.")
-        return self._bound
+        return require_bound(self._bound)

@@ -19,7 +19,9 @@ all three.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,9 @@ from vtoken.device.layout import CacheGeometry, check_cache
 from vtoken.device.simd import LANES
 from vtoken.device.strict_kernel import scores_stride, scratch_floats
 from vtoken.device.strict_route import Route, make_route
+
+if TYPE_CHECKING:
+    from vtoken.core.rows import Row
 
 Ints = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
@@ -52,6 +57,14 @@ class StrictRows:
     row_ptr: Ints
     query_ptr: Ints
     _routes: dict[int, Route] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], starts: Ints, index: Sequence[int]) -> StrictRows:
+        """The rows `index`, at least one, of a batch whose row i has the query tokens starts[i]:starts[i + 1]."""
+        slots = [rows[i].table.live_slots() for i in index]
+        ends = np.cumsum([0, *map(len, slots)])
+        queries = np.stack([starts[index], starts[np.asarray(index) + 1]], axis=1)
+        return cls(np.concatenate(slots), ends.astype(np.int64), queries.astype(np.int64))
 
     def route(self, group: int) -> Route:
         """Visits and tiles for one number of query heads per KV head; kept after the first call.

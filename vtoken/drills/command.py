@@ -15,7 +15,7 @@ from vtoken.drills.outcome import Outcome
 from vtoken.drills.world import World, deployment
 from vtoken.serving.local import LocalFleet
 from vtoken.serving.settings import DeploymentSettings
-from vtoken.signals import stop_on_signals
+from vtoken.signals import stop_on_signals, stoppable
 
 DRILLS: dict[str, tuple[str, str]] = {
     "disconnect": (
@@ -72,10 +72,7 @@ def _against_address(module: ModuleType, arguments: argparse.Namespace) -> Outco
 
 
 def _against_own(module: ModuleType, arguments: argparse.Namespace, console: Console) -> Outcome:
-    def progress(line: str) -> None:
-        stop_on_signals()  # Ray has installed handlers of its own
-        console.log(line)
-
+    progress = stoppable(console.log)
     getattr(module, "prepare", _nothing)()
     settings = DeploymentSettings.from_args(deployment(arguments.model, getattr(module, "SETTINGS", {})))
     with LocalFleet(settings, arguments.port, progress=progress) as fleet, World(fleet.url, fleet, progress) as world:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vtoken.core.trust import FLOOR
 from vtoken.drills.outcome import Outcome
 from vtoken.drills.traffic import Recording, Traffic, chat_body
 from vtoken.drills.world import DrillError, World
@@ -62,6 +63,20 @@ def run(drill: str, world: World, quick: bool, begin: Fault, end: Fault, recover
     outcome.expect(mean >= LEAST_SHARE, bar)
     _judge_recovery(outcome, world, begin, end, recovered)
     return outcome
+
+
+def of_reports(fault: str, world: World, quick: bool) -> Outcome:
+    """`run` with a fault of one replica's own reports, by its name."""
+    from vtoken.serving.disturb import inject
+
+    return run(
+        fault,
+        world,
+        quick,
+        begin=lambda here, _mode: inject(victim(here), fault),
+        end=lambda here, _mode: inject(victim(here), "none"),
+        recovered=lambda here: trust(here) >= FLOOR,
+    )
 
 
 def _goodput(world: World, mode: str, seconds: float, begin: Fault, end: Fault) -> float:

@@ -91,7 +91,8 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         observed = substrate.scorer.plan(rows, starts)
         if not strict and observed is None:
             return built
-        return _extended(built, _strict_rows(rows, starts, strict), native=len(strict) < len(rows), observed=observed)
+        ours = StrictRows.of(rows, starts, strict) if strict else None
+        return _extended(built, ours, native=len(strict) < len(rows), observed=observed)
 
     def _write_slots(
         self, common: CommonAttentionMetadata, rows: list[Row], changed: list[int], starts: np.ndarray
@@ -124,15 +125,6 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
 def _extended(built: CPUAttentionMetadata, strict: StrictRows | None, **others: Any) -> VTokenCPUMetadata:
     values = {f.name: getattr(built, f.name) for f in fields(CPUAttentionMetadata)}
     return VTokenCPUMetadata(**values, strict=strict, **others)
-
-
-def _strict_rows(rows: list[Row], starts: np.ndarray, index: list[int]) -> StrictRows | None:
-    if not index:
-        return None
-    slots = [rows[i].table.live_slots() for i in index]
-    ends = np.cumsum([0, *map(len, slots)])
-    queries = np.stack([starts[index], starts[np.asarray(index) + 1]], axis=1)
-    return StrictRows(np.concatenate(slots), ends.astype(np.int64), queries.astype(np.int64))
 
 
 class VTokenCPUImpl(CPUAttentionBackendImpl):

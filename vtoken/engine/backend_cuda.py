@@ -94,7 +94,7 @@ class VTokenFlashBuilder(FlashAttentionMetadataBuilder):
         starts = common.query_start_loc_cpu.numpy()
         everything = substrate.config.reader is Reader.STRICT
         strict = [i for i, row in enumerate(rows) if everything or row.table.state is RowState.HOLEY]
-        self.strict.fill(_strict_rows(rows, starts, strict))
+        self.strict.fill(StrictRows.of(rows, starts, strict) if strict else NOTHING)
         blocks, lengths = self.tables.refresh(
             common.block_table_tensor, common.seq_lens, common.slot_mapping, _changed(rows, starts, set(strict))
         )
@@ -112,14 +112,6 @@ class VTokenFlashBuilder(FlashAttentionMetadataBuilder):
     def _with_lines(self, built: FlashAttentionMetadata, lines: int) -> VTokenFlashMetadata:
         values = {f.name: getattr(built, f.name) for f in fields(FlashAttentionMetadata)}
         return VTokenFlashMetadata(**values, strict=self.strict, lines=lines)
-
-
-def _strict_rows(rows: list[Row], starts: np.ndarray, index: list[int]) -> StrictRows:
-    if not index:
-        return NOTHING
-    slots = [rows[i].table.live_slots() for i in index]
-    queries = np.stack([starts[index], starts[np.asarray(index) + 1]], axis=1)
-    return StrictRows(np.concatenate(slots), np.cumsum([0, *map(len, slots)]), queries.astype(np.int64))
 
 
 def _changed(rows: list[Row], starts: np.ndarray, strict: set[int]) -> list[ChangedRow]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vtoken.core.config import Reader, Variant
-from vtoken.core.policies import load_policy
 from vtoken.device.cpu_copy import CpuCopyEngine
 from vtoken.device.strict_reader import warm_up
 from vtoken.engine import capabilities, session
-from vtoken.engine.args import config_of
 from vtoken.engine.batch_order import OrderV1
 from vtoken.engine.substrate import Substrate
 from vtoken.engine.worker_substrate import SubstrateWorker
@@ -25,11 +23,7 @@ class VTokenCPUWorker(SubstrateWorker, CPUWorker):
 
     def init_device(self) -> None:
         """As in vLLM; then refuse what is not supported and put the substrate in place."""
-        config = config_of(self.vllm_config)
-        if config.policy.evicts:
-            load_policy(config.policy.policy)  # an unknown name stops here, not at the first decision
-        capabilities.require(self.vllm_config)
-        register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
+        config = self.configured(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
         super().init_device()
         size = self.vllm_config.cache_config.block_size
         copies = CpuCopyEngine(capabilities.cpu_packing(self.vllm_config))

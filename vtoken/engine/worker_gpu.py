@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.worker.gpu_worker import Worker
 
-from vtoken.core.policies import load_policy
 from vtoken.device.cuda_copy import CudaCopyEngine
 from vtoken.device.cuda_streams import CudaStreams
 from vtoken.engine import capabilities, session
-from vtoken.engine.args import config_of
 from vtoken.engine.batch_order import BatchOrder, OrderV1, OrderV2
 from vtoken.engine.substrate import Substrate
 from vtoken.engine.worker_substrate import SubstrateWorker
@@ -31,11 +29,7 @@ class VTokenGPUWorker(SubstrateWorker, Worker):
 
     def init_device(self) -> None:
         """As in vLLM; then refuse what is not supported and put the substrate in place."""
-        config = config_of(self.vllm_config)
-        if config.policy.evicts:
-            load_policy(config.policy.policy)  # an unknown name stops here, not at the first decision
-        capabilities.require(self.vllm_config)
-        register_backend(AttentionBackendEnum.FLASH_ATTN, CUDA_BACKEND)
+        config = self.configured(AttentionBackendEnum.FLASH_ATTN, CUDA_BACKEND)
         super().init_device()
         second = self.vllm_config.use_v2_model_runner
         self.order: BatchOrder = OrderV2(self.model_runner) if second else OrderV1(self.model_runner)

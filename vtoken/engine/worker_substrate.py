@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
 from vtoken.core.occupancy import occupancy
+from vtoken.core.policies import load_policy
 from vtoken.core.rows import RequestStart, RowStep, Step
-from vtoken.engine import session
+from vtoken.engine import capabilities, session
+from vtoken.engine.args import config_of
 from vtoken.engine.requests import options_of, prompt_seed
 from vtoken.engine.wire import GrantEnvelope
 
@@ -60,6 +64,27 @@ class SubstrateWorker:
     """
 
     substrate: Substrate
+    vllm_config: Any
+
+    def configured(self, replaced: AttentionBackendEnum, ours: str) -> VTokenConfig:
+        """Refuse what is not supported, and let our attention backend take the place of one of vLLM's.
+
+        Args:
+            replaced: that one.
+            ours: class path of ours.
+
+        Returns:
+            The configuration; nothing in it is refused later.
+
+        Raises:
+            ConfigError, UnsupportedError: see capabilities.require; a policy that does not load.
+        """
+        config = config_of(self.vllm_config)
+        if config.policy.evicts:
+            load_policy(config.policy.policy)  # an unknown name stops here, not at the first decision
+        capabilities.require(self.vllm_config)
+        register_backend(replaced, ours)
+        return config
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """As in vLLM, after the substrate's part of the step."""

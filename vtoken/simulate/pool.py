@@ -35,27 +35,28 @@ def _home(state: State, key: int) -> int:
 
 
 @compiled
+def _place(state: State, replica: int, key: int) -> int:
+    """Where `key` is in the table, or the empty place where it would be."""
+    mask = state.slots.shape[1] - 1
+    at: int = _home(state, key)
+    while state.slots[replica, at].block and state.slots[replica, at].key != key:
+        at = (at + 1) & mask
+    return at
+
+
+@compiled
 def find(state: State, replica: int, key: int) -> int:
     """The block that has `key` cached, 0: none."""
-    mask = state.slots.shape[1] - 1
-    at = _home(state, key)
-    while state.slots[replica, at].block:
-        if state.slots[replica, at].key == key:
-            break
-        at = (at + 1) & mask
-    block: int = state.slots[replica, at].block
+    block: int = state.slots[replica, _place(state, replica, key)].block
     return block
 
 
 @compiled
 def seal(state: State, replica: int, block: int, key: int) -> None:
     """`block` has `key` cached from now on, unless another block has."""
-    mask = state.slots.shape[1] - 1
-    at = _home(state, key)
-    while state.slots[replica, at].block:
-        if state.slots[replica, at].key == key:
-            return
-        at = (at + 1) & mask
+    at = _place(state, replica, key)
+    if state.slots[replica, at].block:
+        return
     state.slots[replica, at].key = key
     state.slots[replica, at].block = block
     state.blocks[replica, block].key = key

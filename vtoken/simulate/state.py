@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.core.capacity import AUTO_HEADROOM_BLOCKS
 from vtoken.core.config import Relocation, Variant, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.simulate.steptime import StepTime
@@ -168,7 +169,10 @@ def rules_of(shape: EngineShape, span: int) -> Rules:
     dense = config.variant is Variant.VTOKEN and not lazy
     if evicts and not dense and shape.spread is None:
         raise ConfigError("spread", None, "a table of vtoken.simulate.spread for rows that keep holes")
-    reserve = (8 if config.headroom_blocks is None else config.headroom_blocks) if evicts and lazy else 0
+    reserve = 0
+    if evicts and lazy:
+        automatic = AUTO_HEADROOM_BLOCKS[Relocation.LAZY]
+        reserve = automatic if config.headroom_blocks is None else config.headroom_blocks
     return Rules(
         shape.block_size, shape.max_batched, shape.max_running, shape.caching, span // shape.block_size, evicts,
         options.budget_tokens or 0, options.keep_ratio or 1.0, options.interval_tokens,
