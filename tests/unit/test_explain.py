@@ -11,6 +11,7 @@ import pytest
 
 from vtoken.cli import main
 from vtoken.core.history import Entry, Event, to_mapping
+from vtoken.core.replies import ErrorReply
 from vtoken.serving.answers import unknown_request
 
 ENTRIES = [Entry(7, Event.BEGIN), Entry(9, Event.EVICT, tokens=32, total=160, live=128, blocks=10)]
@@ -25,6 +26,7 @@ ANSWERS = {
     "chatcmpl-2": (404, unknown_request("chatcmpl-2").body),
     "chatcmpl-3": (200, NEWER),
     "chatcmpl-4": (404, {"detail": "Not Found"}),
+    "chatcmpl-5": (429, ErrorReply(429, "Too many.", None, "rate_limit_exceeded").body),
 }
 
 
@@ -32,6 +34,8 @@ class Canned(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, body = ANSWERS[self.path.removeprefix("/v1/vtoken/requests/")]
         self.send_response(status)
+        if status == 429:
+            self.send_header("retry-after", "7")
         self.end_headers()
         self.wfile.write(json.dumps(body).encode())
 
@@ -68,6 +72,7 @@ def test_json_is_the_servers_answer(address, capsys) -> None:
         ("chatcmpl-2", 1, "'chatcmpl-2' is on record"),
         ("chatcmpl-3", 2, "another version"),
         ("chatcmpl-4", 2, "is it a vToken server?"),
+        ("chatcmpl-5", 2, "Too many. Try again in 7 s."),
         ("no/id", 2, "not valid"),
     ],
 )

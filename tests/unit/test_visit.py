@@ -202,6 +202,25 @@ def test_a_client_can_not_ask_to_be_served_without_being_there(log):
     assert (status, json.loads(body)["error"]["code"], handle.calls) == (400, "invalid_value", [])
 
 
+def test_a_question_about_a_request_is_one_of_the_rate_of_its_key(log):
+    """Every engine is asked for it, so a key must not ask without end."""
+    rules = {"low": KeyRules(requests_per_minute=1)}
+    app, service, _ = server([], auth=AuthSettings(keys_env="KEYS", keys=rules))
+
+    def question(secret):
+        headers = {"authorization": f"Bearer {secret}"}
+        return asyncio.run(ask(app, headers=headers, path="/v1/vtoken/requests/chatcmpl-1", method="GET"))
+
+    assert question(OTHER)[0] != 429
+    status, headers, body = question(OTHER)
+    assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 0 < int(headers[b"retry-after"]) <= 60
+    assert [question(SECRET)[0] != 429 for _ in range(3)] == [True] * 3
+    decisions = service._gate.report()["decisions_total"]
+    assert decisions == {"admitted": {"lookup": 4}, "refused": {"rate": 1}}
+    assert [record["key"] for record in log.records] == ["low"] * 2 + ["alice"] * 3
+
+
 def test_what_waits_in_line_is_answered_and_logged(log):
     app, service, _ = server(["hang"], replicas=ReplicaSettings(max_ongoing_requests=1))
 

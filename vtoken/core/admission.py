@@ -77,14 +77,27 @@ class Admission:
         self._numbers += 1
         if self._dead(room, now_s):
             return self._no_replica()
-        meter = self._meter(asked, now_s)
-        wait_s, detail = meter.wait_s(asked.tokens, now_s)
-        if wait_s > 0:
-            return self._decided(Ruling.REFUSED, Reason.RATE, retry_after_s=wait_s, detail=detail)
+        refusal = self._over_rate(asked, now_s)
+        if refusal is not None:
+            return refusal
         decision = self._enter(asked, room, now_s)
         if decision.ruling is not Ruling.REFUSED:
-            meter.take(asked.tokens, now_s)
+            self._meter(asked, now_s).take(asked.tokens, now_s)
         return decision
+
+    def look_up(self, asked: Asked, now_s: float) -> Decision:
+        """Decide about a question that takes no place in the fleet: only the rate of its key can refuse it."""
+        refusal = self._over_rate(asked, now_s)
+        if refusal is not None:
+            return refusal
+        self._meter(asked, now_s).take(asked.tokens, now_s)
+        return self._decided(Ruling.ADMITTED, Reason.LOOKUP)
+
+    def _over_rate(self, asked: Asked, now_s: float) -> Decision | None:
+        wait_s, detail = self._meter(asked, now_s).wait_s(asked.tokens, now_s)
+        if wait_s <= 0:
+            return None
+        return self._decided(Ruling.REFUSED, Reason.RATE, retry_after_s=wait_s, detail=detail)
 
     def never(self, asked: Asked, now_s: float) -> bool:
         """Whether the request alone is more than its key may have in a minute."""

@@ -23,6 +23,7 @@ class Reason(StrEnum):
 
     ROOM = "room"  # admitted: nobody waited, and there was room
     WAITED = "waited"  # admitted out of the line
+    LOOKUP = "lookup"  # admitted: a question about another request, which takes no place
     PLACE = "place"  # waiting: a new request
     RETURNED = "returned"  # waiting: a client that came back when it was told
     LINE_FULL = "line_full"  # refused: the line, with those of its key who will come back, is full

@@ -103,7 +103,7 @@ _FLEET = (
 
 
 _RULINGS = {
-    Ruling.ADMITTED: (rulings.Reason.ROOM, rulings.Reason.WAITED),
+    Ruling.ADMITTED: (rulings.Reason.ROOM, rulings.Reason.WAITED, rulings.Reason.LOOKUP),
     Ruling.WAITING: (rulings.Reason.PLACE, rulings.Reason.RETURNED),
     Ruling.REFUSED: (
         rulings.Reason.LINE_FULL, rulings.Reason.KEY_SHARE, rulings.Reason.WAIT_TOO_LONG, rulings.Reason.TIMEOUT,

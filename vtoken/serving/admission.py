@@ -123,6 +123,12 @@ class Gate:
             return self._reply(decision, asked)
         return Pass(lambda: self._leave(number), wait_s)
 
+    def look_up(self, key: str) -> ErrorReply | None:
+        """Refuses a question about a request if its key is over its rate; it counts as one request of no tokens."""
+        asked = Asked(key, limit=self._settings.auth.rules_of(key).limit, tokens=0)
+        decision = self._admission.look_up(asked, self._clock())
+        return self._reply(decision, asked) if decision.ruling is Ruling.REFUSED else None
+
     def never(self, asked: Asked) -> bool:
         """Whether the request is more than its key's tokens of a minute."""
         return self._admission.never(asked, self._clock())

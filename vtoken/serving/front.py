@@ -21,6 +21,7 @@ from ray.serve.context import _get_global_client as get_global_client
 from vtoken.core.fleet import FleetSnapshot
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RoutingTunables, is_fresh
+from vtoken.serving import visit
 from vtoken.serving.accept import Acceptor
 from vtoken.serving.access_log import open_log
 from vtoken.serving.admission import Gate
@@ -148,7 +149,7 @@ class Front:
 
     async def explain(self, request_id: str) -> Response:
         """What was decided about a request, asked of all replicas: which one served it is not kept here."""
-        refusal = check_request_id(request_id)
+        refusal = check_request_id(request_id) or self._gate.look_up(visit.current().key)
         if refusal is not None:
             return error_response(refusal)
         failures = []

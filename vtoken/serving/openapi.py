@@ -67,7 +67,7 @@ def document(model: str, limits: LimitSettings) -> dict[str, Any]:
             "/v1/vtoken/fleet": _get("state of the fleet", "200", "401", "503"),
             "/v1/vtoken/requests/{request_id}": {
                 "parameters": [{"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}],
-                **_get("what was decided about a request", "200", "400", "401", "404", "503"),
+                **_get("what was decided about a request", "200", "400", "401", "404", "429", "503"),
             },
             "/health": _open("whether this process answers", "200"),
             "/ready": _open("whether a replica takes requests", "200", "503"),

@@ -125,7 +125,8 @@ def ask(client: httpx.Client, path: str, key: str, kind: type) -> dict[str, Any]
     answered = f"{client.base_url} answered {response.status_code}"
     refusal = body.get("error") if isinstance(body, dict) else None
     if isinstance(refusal, dict) and isinstance(refusal.get("message"), str):
-        raise StatusError(f"{answered}: {refusal['message'][:500]}", refusal.get("code"))
+        when = f" Try again in {wait_s} s." if (wait_s := response.headers.get("retry-after")) else ""
+        raise StatusError(f"{answered}: {refusal['message'][:500]}{when}", refusal.get("code"))
     raise StatusError(f"{answered} {str(body)[:200]}; is it a vToken server?")
 
 
