@@ -39,7 +39,7 @@ def prometheus(fleet, tmp_path_factory):
 
 def ask(fleet):
     body = {"model": "smol", "messages": [{"role": "user", "content": "The sea."}], "max_tokens": 200}
-    answer = fleet.http.post("/v1/chat/completions", json={**body, "ignore_eos": True})
+    answer = fleet.http.post("/v1/chat/completions", json={**body, "ignore_eos": True, "stream": True})
     assert answer.status_code == 200
 
 

@@ -96,6 +96,28 @@ def _gate(*rates: tuple[str, float, float]) -> Case:
     )
 
 
+def _slo(missed: float, target: float) -> tuple[tuple[str, str], ...]:
+    """A request a second, of which a share misses its objective."""
+    return _objective(rising(1 - missed), rising(missed), target)
+
+
+def _objective(met: str, missed: str, target: float) -> tuple[tuple[str, str], ...]:
+    labels = f'{INGRESS},objective="ttft"'
+    return (
+        at("slo_requests_total", met, labels, 'result="met"'),
+        at("slo_requests_total", missed, labels, 'result="missed"'),
+        at("slo_target_ratio", flat(target), labels),
+    )
+
+
+NO_BURN = {
+    "only just begun": (_objective("0+10x252 2520+0x48", "0+0x252 10+10x47", 0.99), "vtoken:slo_burn:rate5m"),
+    "over": (_objective("0+0x210 10+10x89", "0+10x210 2100+0x90", 0.99), "vtoken:slo_burn:rate1h"),
+    "hardly any requests": (_objective(rising(0.002), rising(0.002), 0.99), "vtoken:slo_burn:rate1h"),
+}
+"""Series under which SloBurnsFast is quiet, and a burn rate that is above its limit all the same."""
+
+
 def _waste(share: float) -> tuple[tuple[str, str], ...]:
     return at("waste_ratio", flat(share)), _THETA
 
@@ -124,6 +146,8 @@ CASES: dict[str, Case] = {
     "CopySlow": _two(("copy_seconds_total", rising(0.9), rising(0.9)), ("copies_total", rising(10), rising(100))),
     "StallsHigh": _two(("copy_waits_total", rising(8), rising(2)), ("copies_total", rising(10), rising(10))),
     "OverheadHigh": _one("substrate_seconds_total", rising(0.2), rising(0.02)),
+    "SloBurnsFast": Case(*(_slo(missed, 0.99) for missed in (0.2, 0.1))),
+    "SloBurnsSlowly": Case(*(_slo(missed, 0.99) for missed in (0.1, 0.05))),
     "NoFreshReplica": _one("replicas", late(2, 0), late(2, 1), APP, _FRESH),
     "ReplicasMissing": Case(
         (at("wanted_replicas", flat(2), f'{APP},ingress="i"'), at("replicas", flat(1), APP, _FRESH)),
@@ -146,9 +170,7 @@ CASES: dict[str, Case] = {
         )
     ),
     "AllClosed": Case((*_KNOWN, *_closed(1, 1)), (*_KNOWN, *_closed(1, 0))),
-    "LevelFlapping": _one(
-        "replica_level", " ".join(["0 1"] * (STEPS // 2)), late(0, 1), f'{APP},replica="r1"', 'level="open"'
-    ),
+    "LevelFlapping": _one("level_changes_total", rising(0.1), rising(0.01), f'{APP},replica="r1"'),
     "RouterSkew": Case(_load(20, 1), _load(10, 8)),
     "Refusing": _gate(("refused", 0.5, 0.05), ("admitted", 1, 1)),
     "WaitLong": Case(

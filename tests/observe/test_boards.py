@@ -19,7 +19,7 @@ from vtoken.observability.command import run as run_command
 from vtoken.observability.grafana_json import board_json, board_text
 from vtoken.observability.lint import lint, lint_board
 from vtoken.observability.metric import COMMON_LABELS, Kind
-from vtoken.observability.query import rate, ratio, series
+from vtoken.observability.query import quantile, rate, ratio, series
 from vtoken.serving.status import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +38,8 @@ def test_every_metric_is_there_once_and_named_as_prometheus_wants():
     for metric in METRICS:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
         assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+        assert metric.name.endswith("_bucket") == (metric.kind is Kind.HISTOGRAM)
+        assert metric.kind is not Kind.HISTOGRAM or metric.values["le"][-1] == "+Inf"
         assert metric.help
         assert not metric.help.endswith(".")
         assert set(metric.values) <= set(metric.labels)
@@ -66,6 +68,8 @@ def test_what_cannot_be_meant_is_refused():
         series("waste")
     with pytest.raises(ValueError, match="no label"):
         series("waste_ratio", state="free")
+    with pytest.raises(KeyError):
+        quantile(0.5, "waste_ratio")
     with pytest.raises(ValueError, match="no counter"):
         rate("waste_ratio")
 

@@ -21,9 +21,10 @@ from vtoken.core.gate_room import GateRoom
 from vtoken.core.pressure import Level
 from vtoken.core.routing import RouteHint, RoutingTunables
 from vtoken.core.rulings import Asked
+from vtoken.core.slo import TTFT_BOUNDS_S, Answer, ServiceLevel, SloSettings
 from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.observability.catalogue import BLOCK_STATES, BY_NAME, of_source
-from vtoken.observability.metric import Group, Kind, Source
+from vtoken.observability.metric import Group, Source
 from vtoken.observability.publisher import Publisher, Reading, Rounds
 from vtoken.observability.readings import (
     build_reading,
@@ -62,7 +63,9 @@ def increase(totals):
 
 def ingress_report(gate=None, **failovers):
     gate = gate or Admission(AdmissionLimits(), GateRules())
-    return {"wanted_replicas": 2, "failovers_total": failovers, "admission": gate.report(GateRoom(5), 0.0)}
+    service = ServiceLevel(SloSettings()).to_mapping()
+    admission = gate.report(GateRoom(5), 0.0)
+    return {"wanted_replicas": 2, "failovers_total": failovers, "admission": admission, "service": service}
 
 
 def snapshots():
@@ -122,7 +125,7 @@ def test_counters_are_there_before_anything_happens(source, common, readings):
     expected = {
         (metric.name, *own.values())
         for metric in of_source(source)
-        if metric.kind is Kind.COUNTER and metric.group is not Group.GPU
+        if metric.kind.rises and metric.group is not Group.GPU
         for own in metric.label_sets()
     }
     assert len(expected) > 5
@@ -188,6 +191,7 @@ def test_a_fleet_says_states_levels_ages_and_verdicts():
     assert (store.values["room_ratio", "a"], store.values["room_ratio", "b"]) == (1.0, 0.0)
     assert store.values["heartbeats_total", "accepted"] == 2
     assert store.values["heartbeats_total", "out_of_order"] == 1
+    assert (store.values["level_changes_total", "a"], store.values["level_changes_total", "b"]) == (0, 1)
 
 
 def test_draining_replicas_count_as_such_whatever_their_age():
@@ -228,6 +232,21 @@ def test_what_an_ingress_counts_is_published():
     }
 
 
+@given(st.lists(st.floats(0, 100)))
+def test_a_histogram_says_how_many_values_lie_below_each_bound(values):
+    level, store = ServiceLevel(SloSettings()), Store()
+    for value in values:
+        level.note(Answer(200, ttft_s=value))
+    report = {**ingress_report(), "service": level.to_mapping()}
+    publisher(store, Source.INGRESS, {"application": "app", "ingress": "i1"}).publish(ingress_readings(report))
+    for bound in TTFT_BOUNDS_S:
+        assert store.values["ttft_seconds_bucket", str(bound)] == sum(value <= bound for value in values)
+    assert store.values["ttft_seconds_bucket", "+Inf"] == store.values["ttft_requests_total",] == len(values)
+    assert store.values["ttft_seconds_total",] == pytest.approx(sum(values))
+    assert store.values["slo_requests_total", "ttft", "missed"] == sum(value > 5.0 for value in values)
+    assert store.values["slo_target_ratio", "success"] == 0.999
+
+
 def test_a_gate_publishes_its_decisions_under_labels_that_were_there_before():
     store, gate = Store(), Admission(AdmissionLimits(), GateRules())
     sender = publisher(store, Source.INGRESS, {"application": "app", "ingress": "i1"})
@@ -253,4 +272,11 @@ def test_what_a_router_counts_is_published():
     assert store.values["router_decisions_total", choice.reason.value] == 1
     assert store.values["router_decision_seconds_total",] == 0.25
     assert store.values["router_timed_decisions_total",] == 1
+    assert [store.values["router_decision_seconds_bucket", le] for le in ("0.1", "+Inf")] == [0, 1]
+    other = "b" if choice.replica_id == "a" else "a"
+    assert (store.values["router_chosen_total", choice.replica_id], store.values["router_chosen_total", other]) == (
+        1,
+        0,
+    )
+    assert store.values["router_room_blocks", choice.replica_id] < store.values["router_room_blocks", other]
     assert store.values["router_trust_ratio", choice.replica_id] == 1.0

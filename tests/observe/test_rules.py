@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.observe.rule_cases import CASES, FIRES_ON_NOTHING
+from tests.observe.rule_cases import CASES, FIRES_ON_NOTHING, NO_BURN
 from vtoken.observability.alerts import ALERTS, RECORDINGS
 from vtoken.observability.grafana_json import METRIC_NAME
 from vtoken.observability.rules import RUNBOOKS, rules_text
@@ -74,6 +74,14 @@ def test_the_test_itself_can_fail(promtool, tmp_path):
     name = "Degraded"
     done = run_promtool(promtool, tmp_path, name, [_test(CASES[name].quiet, (_firing(name), 1))])
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("what", NO_BURN)
+def test_a_budget_that_burns_in_one_window_only_or_by_few_requests_wakes_nobody(what, promtool, tmp_path):
+    name, (series, burning) = "SloBurnsFast", NO_BURN[what]
+    tests = [_test(series, (_firing(name), None), (f"count({burning} > 14.4)", 1))]
+    done = run_promtool(promtool, tmp_path, name, tests)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_recorded_series_are_used_and_carry_their_prefix():

@@ -48,8 +48,8 @@ def stack(prometheus, nvml_library, tmp_path_factory):
     assert local.processes() == []
 
 
-def ask(stack, tokens=3):
-    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens}
+def ask(stack, tokens=3, *, stream=False):
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "stream": stream}
     assert httpx.post(stack.fleet.url + "/v1/chat/completions", json=body, timeout=60.0).status_code == 200
 
 
@@ -64,7 +64,7 @@ def load(stack):
 
     def client():
         while not end.is_set():
-            ask(stack, 40)
+            ask(stack, 40, stream=True)
 
     with ThreadPoolExecutor(10) as pool:
         futures = [pool.submit(client) for _ in range(10)]

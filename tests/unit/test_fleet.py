@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -153,11 +154,12 @@ class Twin:
         rows = []
         for replica in sorted({message.replica_id for message, _ in self.log}):
             mine = self.mine(replica)
-            level = Level.OPEN
+            levels = [Level.OPEN]
             for message, _ in mine:
-                level = level_after(level, message.snapshot, PressureThresholds(), CONFIDENCE)
+                levels.append(level_after(levels[-1], message.snapshot, PressureThresholds(), CONFIDENCE))
+            changes = sum(one is not next_one for one, next_one in pairwise(levels))
             if mine:
-                rows.append((replica, now_s - mine[-1][1], level, mine[-1][0].snapshot))
+                rows.append((replica, now_s - mine[-1][1], levels[-1], mine[-1][0].snapshot, changes))
         return rows
 
 
@@ -175,7 +177,7 @@ def test_random_programs_agree_with_the_twin(seed):
         )
         message = beat(rng.choice("abcd"), rng.randint(0, 60), shot, sent_s=now_s)
         assert fleet.heartbeat(message, now_s).value == twin.heartbeat(message, now_s)
-        seen = [(r.replica_id, r.age_s, r.level, r.snapshot) for r in fleet.view(now_s).replicas]
+        seen = [(r.replica_id, r.age_s, r.level, r.snapshot, r.level_changes) for r in fleet.view(now_s).replicas]
         assert seen == twin.view(now_s)
         columns = fleet.columns(now_s)
         ids = sorted(columns.ids)

@@ -175,6 +175,42 @@ def test_a_client_that_leaves_is_logged_and_gives_its_place_back(log, stream, st
     assert [record["status"] for record in log.records] == [status]
 
 
+def test_the_times_of_a_stream_are_those_that_its_client_saw(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(visit.time, "monotonic", lambda: clock[-1])
+    this = visit.Visit("k", AccessRecord("", stream=True))
+    this.sent({"type": "http.response.start", "status": 200})
+    for now_s, body in ((100.5, b"data: {1}"), (100.7, b"data: {2}"), (101.1, b"data: {3}"), (109.0, b"data: [DONE]")):
+        clock.append(now_s)
+        this.sent({"type": "http.response.body", "body": body})
+    answer = this.answer()
+    assert (answer.ttft_s, answer.tpot_s) == (pytest.approx(0.5), pytest.approx(0.3))
+    unary = visit.Visit("k", AccessRecord("", status=200))
+    unary.sent({"type": "http.response.body", "body": b'{"completion_tokens": 9}'})
+    assert (unary.answer().ttft_s, unary.answer().tpot_s) == (None, None)
+
+
+def test_every_completion_counts_in_the_service_level_by_how_it_ended():
+    chunk = ("chunk", 'data: {"choices": [1]}\n\n')
+    seen = {}
+    for body, items, what in (
+        (BODY, [ANSWER], "unary"),
+        ({**BODY, "stream": True}, [("stream", None), chunk, chunk, ("chunk", "data: [DONE]\n\n")], "stream"),
+        ({**BODY, "stream": True}, [("stream", None), chunk, ValueError("broken")], "broken"),
+        ({"model": "m"}, [], "invalid"),
+    ):
+        app, service, _ = server(items)
+        asyncio.run(ask(app, body))
+        told = service.report()["service"]
+        counted = [outcome for outcome, count in told["requests_total"].items() if count]
+        met = {name: one["met"] + one["missed"] for name, one in told["slo"].items()}
+        seen[what] = (*counted, met["success"], met["ttft"], met["tpot"])
+    assert seen == {
+        "unary": ("served", 1, 0, 0), "stream": ("served", 1, 1, 1), "broken": ("failed", 1, 0, 0),
+        "invalid": ("invalid", 0, 0, 0),
+    }  # fmt: skip
+
+
 def test_a_client_that_leaves_in_mid_request_is_no_defect(log):
     app, _, handle = server([])
     status, _, _ = asyncio.run(ask(app, chunks=[b'{"model": '], leave_after=1))

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtoken.core.gate_room import GateRoom, GateRules
+from vtoken.core.histogram import Histogram
 from vtoken.core.rate_limit import RateMeter
 from vtoken.core.retry import UNKNOWN_STAY_S, ReleaseRate, Returns, retry_after_s
 from vtoken.core.rulings import Asked, Decision, Reason, Ruling
 from vtoken.core.waiting_line import Waiter, WaitingLine
+
+WAIT_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Admission:
         self._committed = 0
         self._numbers = 0
         self._decisions: Counter[tuple[Ruling, Reason]] = Counter()
-        self._waits, self._wait_s = 0, 0.0
+        self._wait_s = Histogram(WAIT_BOUNDS_S)
         self._patience_s = rules.no_replica_s
         self._lifeless_since_s: float | None = None
 
@@ -220,17 +223,14 @@ class Admission:
         """Requests in the line."""
         return len(self._line)
 
-    @property
-    def inside(self) -> int:
-        """Requests that were let in and have not ended."""
-        return len(self._inside)
-
     def report(self, room: GateRoom, now_s: float) -> dict[str, Any]:
-        """JSON-ready: gauges, counters, and `decisions_total` as ruling -> reason -> count."""
+        """JSON-ready: gauges, counters, `decisions_total` as ruling -> reason -> count, `wait_seconds` as Histogram
+        has it.
+        """
         decisions: dict[str, dict[str, int]] = {}
         for (ruling, reason), count in sorted(self._decisions.items()):
             decisions.setdefault(ruling.value, {})[reason.value] = count
-        rate = self._rate.per_second(room.places, now_s)
+        rate, waits = self._rate.per_second(room.places, now_s), self._wait_s.to_mapping()
         return {
             "waiting_requests": len(self._line),
             "waiting_bound": self._limits.line,
@@ -239,8 +239,9 @@ class Admission:
             "committed_tokens": self._committed,
             "promised_returns": len(self._returns),
             "releases_per_s": None if rate is None else round(rate, 3),
-            "waits_total": self._waits,
-            "wait_seconds_total": round(self._wait_s, 6),
+            "waits_total": waits["count"],
+            "wait_seconds_total": round(waits["sum"], 6),
+            "wait_seconds": waits,
             "decisions_total": decisions,
         }
 
@@ -249,8 +250,7 @@ class Admission:
         self._committed += hold_tokens
 
     def _waited(self, waiter: Waiter, now_s: float) -> None:
-        self._waits += 1
-        self._wait_s += now_s - waiter.entered_s
+        self._wait_s.note(now_s - waiter.entered_s)
 
     def _decided(
         self, ruling: Ruling, reason: Reason, number: int = 0, retry_after_s: float = 0.0, detail: str = ""

@@ -44,6 +44,7 @@ class Desk:
         self._turn = 0
         self.membership: Membership | None = None
         self.decisions_total: dict[str, int] = {}
+        self.chosen_total: dict[str, int] = {}
         self.retries_total = self.refusals_total = self.failures_total = 0
         self.age_s, self.decision_s = Histogram(AGE_BOUNDS_S), Histogram(DECISION_BOUNDS_S)
 
@@ -85,6 +86,7 @@ class Desk:
             self._release(request_id)
         self._turn += 1
         self.decisions_total[choice.reason.value] = self.decisions_total.get(choice.reason.value, 0) + 1
+        self.chosen_total[choice.replica_id] = self.chosen_total.get(choice.replica_id, 0) + 1
         age_s = None if self._board is None else self._board.age_s(choice.replica_id, now_s)
         if age_s is not None:
             self.age_s.note(age_s)
@@ -107,6 +109,7 @@ class Desk:
             self._board = Board(candidates, self._ledger, self._trust, self.tunables)
             self._candidates = candidates
             self._trust.keep_only(set(candidates))
+            self.chosen_total = {name: self.chosen_total.get(name, 0) for name in candidates}
             if self._view is not None:
                 self._board.load(self._view[0], self._ids, self._view[1], self.tunables)
         return self._board
@@ -197,10 +200,17 @@ class Desk:
         """Trust in each replica to which something was sent."""
         return {name: self._trust.trust(name) for name in self._trust.watched()}
 
+    def _room(self) -> dict[str, float]:
+        """Effective room of each candidate as it stands now."""
+        board = self._board
+        return {} if board is None else dict(zip(board.ids, board.room.tolist(), strict=True))
+
     def to_mapping(self) -> dict[str, Any]:
         """Counters since the start of this router, JSON-ready."""
         return {
             "decisions_total": dict(self.decisions_total),
+            "chosen_total": dict(self.chosen_total),
+            "room_blocks": self._room(),
             "retries_total": self.retries_total,
             "refusals_total": self.refusals_total,
             "failures_total": self.failures_total,

@@ -71,6 +71,7 @@ class ReplicaView:
         draining: takes no new requests.
         snapshot: the last accepted one.
         sequence: of its heartbeat.
+        level_changes: since the controller knows it.
     """
 
     replica_id: str
@@ -79,6 +80,7 @@ class ReplicaView:
     draining: bool
     snapshot: Snapshot
     sequence: int = 0
+    level_changes: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON-ready: the words of Snapshot, and age, level and draining."""
@@ -88,6 +90,7 @@ class ReplicaView:
             "level": self.level.value,
             "draining": self.draining,
             "sequence": self.sequence,
+            "level_changes": self.level_changes,
             **self.snapshot.to_mapping(),
         }
 
@@ -141,6 +144,7 @@ class _Known:
     taken_s: float
     level: Level
     delay: Delay
+    changes: int
 
 
 LARGEST = 1 << 62
@@ -196,10 +200,10 @@ class FleetView:
         if verdict is not Verdict.ACCEPTED:
             self._rejected[verdict.value] = self._rejected.get(verdict.value, 0) + 1
             return verdict
-        before, delay = (known.level, known.delay) if known else (Level.OPEN, Delay())
+        before, delay, changes = (known.level, known.delay, known.changes) if known else (Level.OPEN, Delay(), 0)
         level = level_after(before, beat.snapshot, self.rules.thresholds, self.rules.confidence)
         taken_s = now_s - delay.excess_s(beat.sent_monotonic_s, now_s)
-        self._known[beat.replica_id] = _Known(beat, now_s, taken_s, level, delay)
+        self._known[beat.replica_id] = _Known(beat, now_s, taken_s, level, delay, changes + (level is not before))
         self._accepted += 1
         if known is None:
             self._join(beat.replica_id)
@@ -242,6 +246,7 @@ class FleetView:
                 draining=known.heartbeat.draining,
                 snapshot=known.heartbeat.snapshot,
                 sequence=known.heartbeat.sequence,
+                level_changes=known.changes,
             )
             for key, known in sorted(self._known.items())
         )

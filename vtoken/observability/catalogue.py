@@ -7,11 +7,14 @@ that they add up on a chart.
 from __future__ import annotations
 
 from vtoken.core import routing, rulings
+from vtoken.core.admission import WAIT_BOUNDS_S
+from vtoken.core.desk import DECISION_BOUNDS_S
 from vtoken.core.failover import Failover
 from vtoken.core.fleet import Verdict
 from vtoken.core.pressure import Level
 from vtoken.core.rulings import Ruling
-from vtoken.observability.metric import Group, Kind, Metric, Source, Unit
+from vtoken.core.slo import TPOT_BOUNDS_S, TTFT_BOUNDS_S, Objective, Outcome
+from vtoken.observability.metric import INFINITY, Group, Kind, Metric, Source, Unit
 
 BLOCK_STATES = ("free", "reserved", "private", "shared")
 REPLICA_STATES = ("fresh", "stale", "draining")
@@ -95,6 +98,8 @@ _FLEET = (
     Metric("replica_level", Kind.GAUGE, Unit.FLAG, Group.FLEET, Source.CONTROLLER,
            "1 for the level that a replica has now, 0 for the others", ("replica", "level"),
            {"level": tuple(Level)}),
+    Metric("level_changes_total", Kind.COUNTER, Unit.COUNT, Group.FLEET, Source.CONTROLLER,
+           "Changes of a replica's level, also those between two scrapes", ("replica",)),
     Metric("room_ratio", Kind.GAUGE, Unit.RATIO, Group.FLEET, Source.CONTROLLER,
            "Room of a replica as a share of its capacity; levels follow it", ("replica",)),
     Metric("heartbeats_total", Kind.COUNTER, Unit.COUNT, Group.FLEET, Source.CONTROLLER,
@@ -113,10 +118,34 @@ _RULINGS = {
 }  # fmt: skip
 
 
-def _counted(name: str, unit: Unit, text: str) -> Metric:
+def _counted(name: str, unit: Unit, text: str, group: Group = Group.ADMISSION) -> Metric:
     """A number of an ingress without labels of its own."""
     kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
-    return Metric(name, kind, unit, Group.ADMISSION, Source.INGRESS, text)
+    return Metric(name, kind, unit, group, Source.INGRESS, text)
+
+
+def _buckets(name: str, group: Group, bounds_s: tuple[float, ...], text: str) -> Metric:
+    """A histogram of an ingress, as running totals; its sum and count are counters of their own."""
+    le = (*map(str, bounds_s), INFINITY)
+    return Metric(f"{name}_bucket", Kind.HISTOGRAM, Unit.COUNT, group, Source.INGRESS, text, ("le",), {"le": le})
+
+
+_SERVICE = (
+    Metric("requests_total", Kind.COUNTER, Unit.COUNT, Group.SERVICE, Source.INGRESS,
+           "Completion requests that have ended, by how", ("outcome",), {"outcome": tuple(Outcome)}),
+    _buckets("ttft_seconds", Group.SERVICE, TTFT_BOUNDS_S, "Served streams by the time to their first token"),
+    _counted("ttft_seconds_total", Unit.SECONDS, "Time to the first token, of served streams", Group.SERVICE),
+    _counted("ttft_requests_total", Unit.COUNT, "Served streams with a first token", Group.SERVICE),
+    _buckets("tpot_seconds", Group.SERVICE, TPOT_BOUNDS_S, "Served streams by their mean time from token to token"),
+    _counted("tpot_seconds_total", Unit.SECONDS, "Mean time from token to token, summed over streams", Group.SERVICE),
+    _counted("tpot_requests_total", Unit.COUNT, "Served streams with two tokens or more", Group.SERVICE),
+    Metric("slo_requests_total", Kind.COUNTER, Unit.COUNT, Group.SERVICE, Source.INGRESS,
+           "Requests by whether an objective was met", ("objective", "result"),
+           {"objective": tuple(Objective), "result": ("met", "missed")}),
+    Metric("slo_target_ratio", Kind.GAUGE, Unit.RATIO, Group.SERVICE, Source.INGRESS,
+           "Share of the requests for which an objective is promised (section slo)", ("objective",),
+           {"objective": tuple(Objective)}),
+)  # fmt: skip
 
 
 _ADMISSION = (
@@ -131,13 +160,19 @@ _ADMISSION = (
     _counted("admission_promised_returns", Unit.COUNT, "Clients that were told when to come back, and have not yet"),
     _counted("admission_waits_total", Unit.COUNT, "Requests that have waited in the line and left it"),
     _counted("admission_wait_seconds_total", Unit.SECONDS, "Time that they have waited"),
+    _buckets("admission_wait_seconds", Group.ADMISSION, WAIT_BOUNDS_S, "Requests that left the line, by their wait"),
     Metric("router_decisions_total", Kind.COUNTER, Unit.COUNT, Group.ADMISSION, Source.INGRESS,
            "Replicas chosen, by reason", ("reason",), {"reason": tuple(routing.Reason)}),
+    Metric("router_chosen_total", Kind.COUNTER, Unit.COUNT, Group.ADMISSION, Source.INGRESS,
+           "Choices of a replica", ("replica",)),
+    Metric("router_room_blocks", Kind.GAUGE, Unit.COUNT, Group.ADMISSION, Source.INGRESS,
+           "Effective room by which the router chooses: what it has promised is gone, trust is counted", ("replica",)),
     _counted("router_retries_total", Unit.COUNT, "Choices for a request that had one before"),
     _counted("router_refusals_total", Unit.COUNT, "Choices that the replica refused: it was full"),
     _counted("router_failures_total", Unit.COUNT, "Requests that failed at a replica for no fault of their own"),
     _counted("router_timed_decisions_total", Unit.COUNT, "Decisions that were timed"),
     _counted("router_decision_seconds_total", Unit.SECONDS, "Time of these decisions"),
+    _buckets("router_decision_seconds", Group.ADMISSION, DECISION_BOUNDS_S, "Decisions by the time they took"),
     _counted("router_aged_decisions_total", Unit.COUNT, "Decisions whose telemetry had an age"),
     _counted("router_telemetry_age_seconds_total", Unit.SECONDS, "Age of the telemetry at these decisions"),
     Metric("router_trust_ratio", Kind.GAUGE, Unit.RATIO, Group.ADMISSION, Source.INGRESS,
@@ -187,7 +222,7 @@ _BUILD = (
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = (
-    *_OCCUPANCY, *_EVICTION, *_RECLAMATION, *_INTEGRITY, *_ENGINE, *_FLEET, *_ADMISSION, *_GPU, *_BUILD,
+    *_OCCUPANCY, *_EVICTION, *_RECLAMATION, *_INTEGRITY, *_ENGINE, *_FLEET, *_SERVICE, *_ADMISSION, *_GPU, *_BUILD,
 )  # fmt: skip
 
 BY_NAME = {metric.name: metric for metric in METRICS}

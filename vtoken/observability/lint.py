@@ -13,7 +13,6 @@ from typing import Any
 
 from vtoken.observability.catalogue import METRICS
 from vtoken.observability.grafana_json import DATASOURCE, GRID_COLUMNS, METRIC_NAME, TAG, UID
-from vtoken.observability.metric import Kind
 from vtoken.observability.panels import Look
 
 SCHEMA_VERSIONS = range(39, 43)
@@ -183,10 +182,12 @@ def _rates(target: Json) -> Iterator[str]:
     if wrong := sorted(set(re.findall(r"\[([^\]]*)\]", expression)) - WINDOWS):
         yield f"windows {wrong}: use $__rate_interval"
     for name in set(METRIC_NAME.findall(expression)):
-        uses = re.findall(rf"(\w*)\({name}\b", expression)
-        if KINDS.get(name) is Kind.COUNTER and name not in MUST_STAY_ZERO and not set(uses) <= {"rate", "increase"}:
+        uses = set(re.findall(rf"(\w*)\({name}\b", expression))
+        if name not in KINDS or name in MUST_STAY_ZERO:
+            continue
+        if KINDS[name].rises and not uses <= {"rate", "increase"}:
             yield f"counter {name} is used without rate or increase"
-        if KINDS.get(name) is Kind.GAUGE and set(uses) & {"rate", "increase"}:
+        if not KINDS[name].rises and uses & {"rate", "increase"}:
             yield f"gauge {name} is used with rate"
 
 

@@ -11,12 +11,21 @@ PREFIX = "vtoken_"
 EXPORT_PREFIX = "ray_"
 """Ray puts this in front of every name that leaves through it."""
 
+INFINITY = "+Inf"
+"""The last upper bound (`le`) of every histogram."""
+
 
 class Kind(StrEnum):
     """How a value behaves."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+    @property
+    def rises(self) -> bool:
+        """Whether it is a total, of which only rates say anything."""
+        return self is not Kind.GAUGE
 
 
 class Unit(StrEnum):
@@ -51,6 +60,7 @@ class Group(StrEnum):
     INTEGRITY = "Integrity and cost"
     ENGINE = "Engine"
     FLEET = "Fleet"
+    SERVICE = "What clients see"
     ADMISSION = "Admission, routing and failover"
     GPU = "GPU"
     BUILD = "Build and publisher"
@@ -70,7 +80,7 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: without any prefix; counters end in `_total`.
+        name: without any prefix; counters end in `_total`, histograms in `_bucket`.
         kind, unit, group, source: see the enums.
         help: one sentence for an operator.
         labels: its own, besides the common ones of its source; bounded, never a request id.

@@ -7,7 +7,6 @@ ratio(rate("moves_total"), rate("copies_total")) nothing, and not NaN, while not
 from __future__ import annotations
 
 from vtoken.observability.catalogue import BY_NAME
-from vtoken.observability.metric import Kind
 
 VARIABLES = ("cluster", "application", "deployment", "replica", "gpu")
 """Dashboard variables that are labels too. `cluster` comes from the scrape configuration and may be missing."""
@@ -38,7 +37,7 @@ def rate(name: str, window: str = WINDOW, **own: str) -> str:
     Raises:
         ValueError: not a counter.
     """
-    if BY_NAME[name].kind is not Kind.COUNTER:
+    if not BY_NAME[name].kind.rises:
         raise ValueError(f"{name} is no counter")
     return f"rate({series(name, within=VARIABLES, **own)}[{window}])"
 
@@ -51,6 +50,15 @@ def total(expression: str, *by: str) -> str:
 def ratio(numerator: str, denominator: str) -> str:
     """Their quotient; no sample where the denominator is zero."""
     return f"{numerator} / ({denominator} > 0)"
+
+
+def quantile(share: float, name: str, *by: str, **own: str) -> str:
+    """What this share of the values of a histogram does not exceed, as far as its bounds tell; by labels.
+
+    Raises:
+        KeyError: there is no such histogram.
+    """
+    return f"histogram_quantile({share}, {total(rate(f'{name}_bucket', **own), 'le', *by)})"
 
 
 def rise(name: str, window: str = "$__range", **own: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any
 
 from vtoken.core.config import VTokenConfig
@@ -43,6 +44,7 @@ def fleet_readings(view: FleetSnapshot, rules: FleetRules) -> Iterator[Reading]:
     for replica in view.replicas:
         own = {"replica": replica.replica_id}
         yield Reading("telemetry_age_seconds", replica.age_s, own)
+        yield Reading("level_changes_total", replica.level_changes, own)
         yield Reading("room_ratio", room_share(replica.snapshot, rules.confidence), own)
         for level in Level:
             yield Reading("replica_level", int(level is replica.level), {**own, "level": level.value})
@@ -54,6 +56,17 @@ def _counted(name: str, counts: Mapping[tuple[str, ...], float]) -> Iterator[Rea
     """A total for every combination of labels that can be, zero where nothing was counted: no first event is missed."""
     for labels in BY_NAME[name].label_sets():
         yield Reading(name, counts.get(tuple(labels.values()), 0), labels)
+
+
+def _buckets(name: str, counts: Mapping[str, int]) -> Iterator[Reading]:
+    """A histogram as running totals.
+
+    Args:
+        name: of the metric.
+        counts: `at_most` of Histogram.to_mapping; empty if there is no histogram yet.
+    """
+    bounds = BY_NAME[name].values["le"]
+    yield from _counted(name, {(le,): total for le, total in zip(bounds, accumulate(counts.values()), strict=False)})
 
 
 def _state(replica: ReplicaView, tunables: RoutingTunables) -> str:
@@ -73,18 +86,38 @@ def ingress_readings(report: Mapping[str, Any]) -> Iterator[Reading]:
         "admission_decisions_total",
         {(ruling, reason): count for ruling, reasons in decisions.items() for reason, count in reasons.items()},
     )
+    yield from _buckets("admission_wait_seconds_bucket", admission["wait_seconds"]["at_most"])
     yield from _counted("failovers_total", {(outcome,): count for outcome, count in report["failovers_total"].items()})
+    yield from _service_readings(report["service"])
+
+
+def _service_readings(service: Mapping[str, Any]) -> Iterator[Reading]:
+    yield from _counted("requests_total", {(outcome,): count for outcome, count in service["requests_total"].items()})
+    for name in ("ttft", "tpot"):
+        seen = service[f"{name}_seconds"]
+        yield from _buckets(f"{name}_seconds_bucket", seen["at_most"])
+        yield Reading(f"{name}_seconds_total", seen["sum"])
+        yield Reading(f"{name}_requests_total", seen["count"])
+    for objective, told in service["slo"].items():
+        yield Reading("slo_target_ratio", told["target"], {"objective": objective})
+        for result in ("met", "missed"):
+            yield Reading("slo_requests_total", told[result], {"objective": objective, "result": result})
 
 
 def router_readings(counters: Mapping[str, Any]) -> Iterator[Reading]:
     """What a router counts, from Desk.to_mapping; an empty mapping before its first request."""
     chosen = counters.get("decisions_total", {})
     yield from _counted("router_decisions_total", {(reason,): count for reason, count in chosen.items()})
+    for replica, count in counters.get("chosen_total", {}).items():
+        yield Reading("router_chosen_total", count, {"replica": replica})
+    for replica, blocks in counters.get("room_blocks", {}).items():
+        yield Reading("router_room_blocks", blocks, {"replica": replica})
     for key in ("retries_total", "refusals_total", "failures_total"):
         yield Reading(f"router_{key}", counters.get(key, 0))
     decided, aged = counters.get("decision_seconds", {}), counters.get("telemetry_age_s", {})
     yield Reading("router_timed_decisions_total", decided.get("count", 0))
     yield Reading("router_decision_seconds_total", decided.get("sum", 0.0))
+    yield from _buckets("router_decision_seconds_bucket", decided.get("at_most", {}))
     yield Reading("router_aged_decisions_total", aged.get("count", 0))
     yield Reading("router_telemetry_age_seconds_total", aged.get("sum", 0.0))
     for replica, trust in counters.get("trust", {}).items():

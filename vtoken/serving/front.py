@@ -21,6 +21,7 @@ from ray.serve.context import _get_global_client as get_global_client
 from vtoken.core.fleet import FleetSnapshot
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RoutingTunables, is_fresh
+from vtoken.core.slo import ServiceLevel
 from vtoken.serving import visit
 from vtoken.serving.accept import Acceptor
 from vtoken.serving.access_log import open_log
@@ -67,6 +68,7 @@ class Front:
         self._dispatcher = Dispatcher(Fleet(to_replicas, settings.failover, retry_after_s, self._living, self._notes))
         self._gate = Gate(settings, controller)
         self._acceptor = Acceptor(settings, self._gate, self._model_len)
+        self._level = ServiceLevel(settings.slo)
         self._models: dict[str, Any] | None = None
         self._tuned = False
         self._looking = asyncio.Lock()
@@ -90,6 +92,8 @@ class Front:
 
     async def serve(self, kind: str, request: Request) -> Response:
         """One completion ("chat" or "completion"), unary or streaming; always answers in OpenAI's form."""
+        this = visit.current()
+        this.at_end(lambda: self._level.note(this.answer()))
         accepted = await self._acceptor.accept(kind, request, self._settings.tunables)
         if isinstance(accepted, ErrorReply):
             return error_response(accepted)
@@ -132,6 +136,7 @@ class Front:
             "wanted_replicas": self._settings.fewest_replicas,
             "admission": self._gate.report(),
             "failovers_total": self._dispatcher.failovers_total,
+            "service": self._level.to_mapping(),
         }
 
     def _notes(self) -> Sidelines | None:

@@ -20,6 +20,7 @@ from vtoken.core.fleet import FORGET_AFTER_S, FleetRules
 from vtoken.core.gate_room import GateRules
 from vtoken.core.pressure import PressureThresholds
 from vtoken.core.routing import RoutingTunables
+from vtoken.core.slo import SloSettings
 from vtoken.serving.access_log import AccessLogSettings
 from vtoken.serving.keys import AuthSettings
 from vtoken.serving.limit_settings import LimitSettings
@@ -177,6 +178,7 @@ class DeploymentSettings:
         vtoken: how memory is reclaimed.
         replicas, heartbeat, limits, admission, auth, access_log, pressure: see the classes.
         failover: when a request whose replica was lost goes to another one.
+        slo: what clients are promised, for metrics and alerts.
         autoscaling: how many replicas there are, instead of `replicas.count`; None: always that many.
         router: of the routers at start; `deployments: [{name: ingress, user_config: {router: ...}}]` changes them live.
         engine_service: `module:Class` that runs the engine; serving knows it by this name only.
@@ -196,6 +198,7 @@ class DeploymentSettings:
     auth: AuthSettings = field(default_factory=AuthSettings)
     access_log: AccessLogSettings = field(default_factory=AccessLogSettings)
     failover: FailoverRules = field(default_factory=FailoverRules)
+    slo: SloSettings = field(default_factory=SloSettings)
     autoscaling: ScalingRules | None = None
     engine_service: str = DEFAULT_ENGINE_SERVICE
     allow_faults: bool = False
@@ -298,6 +301,7 @@ class DeploymentSettings:
             auth=AuthSettings.from_mapping(_section(args, "auth")),
             access_log=build(AccessLogSettings, _section(args, "access_log"), "access_log"),
             failover=build(FailoverRules, _section(args, "failover"), "failover"),
+            slo=build(SloSettings, _section(args, "slo"), "slo"),
             autoscaling=_scaling(args),
             engine_service=args.get("engine_service", DEFAULT_ENGINE_SERVICE),
             allow_faults=args.get("allow_faults", False),

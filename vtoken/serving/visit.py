@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from vtoken.core.replies import ErrorReply
+from vtoken.core.slo import Answer
 from vtoken.serving.access_log import AccessRecord, logger, safe_code, safe_request_id, utc_now
 from vtoken.serving.answers import error_response
 from vtoken.serving.keys import ANONYMOUS, KeyRing
@@ -50,6 +51,7 @@ class Visit:
         self._came_s = time.monotonic()
         self._at_end: list[Callable[[], None]] = []
         self._counted = False
+        self._last_ms = 0.0  # when the last event of a stream went out
         self._ended = False
 
     def at_end(self, action: Callable[[], None]) -> None:
@@ -72,8 +74,19 @@ class Visit:
             record.completion_tokens, self._counted = int(counts[-1]), True
         elif record.stream and not self._counted:
             record.completion_tokens += body.count(EVENT)
+        if EVENT in body:
+            self._last_ms = self._ms()
         if (record.stream and ERROR_EVENT in body) or record.status >= 400:
             record.code = _code_in(body) or record.code
+
+    def answer(self) -> Answer:
+        """How the request went, once it has ended: only a stream shows when its tokens came."""
+        record = self.record
+        if not record.stream or record.ttft_ms is None:
+            return Answer(record.status)
+        later = record.completion_tokens - 1
+        tpot_s = (self._last_ms - record.ttft_ms) / 1e3 / later if later > 0 else None
+        return Answer(record.status, record.code is not None, record.ttft_ms / 1e3, tpot_s)
 
     def end(self) -> None:
         """The visit is over; calling it again does nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken.observability.alerts import fleet, gpu, reclamation
+from vtoken.observability.alerts import fleet, gpu, reclamation, service
 
-RECORDINGS = reclamation.RECORDINGS
-ALERTS = (*reclamation.ALERTS, *fleet.ALERTS, *gpu.ALERTS)
+RECORDINGS = (*reclamation.RECORDINGS, *service.RECORDINGS)
+ALERTS = (*reclamation.ALERTS, *service.ALERTS, *fleet.ALERTS, *gpu.ALERTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken.observability.rules import APPLICATION, REPLICA, Alert, added, all_of, lowest, per_second, top
+from vtoken.observability.rules import APPLICATION, REPLICA, Alert, added, all_of, lowest, more, per_second, top
 
 _FRESH = added(all_of("replicas", state="fresh"), APPLICATION)
 _KNOWN = f"count by ({', '.join(APPLICATION)}) ({all_of('telemetry_age_seconds')})"
@@ -35,7 +35,7 @@ _METRICS = (
 _PRESSURE = (
     Alert("AllClosed", f'{added(all_of("replica_level", level="closed"), APPLICATION)} / ({_KNOWN} > 0)', ">= 1", "2m",
           "critical", "Every replica of {{ $labels.application }} is closed"),
-    Alert("LevelFlapping", top(f"changes({all_of('replica_level', level='open')}[10m])", REPLICA), "> 20", "0s",
+    Alert("LevelFlapping", more("level_changes_total", "10m"), "> 20", "0s",
           "warning", "Replica {{ $labels.replica }} has changed its level {{ $value }} times in 10 minutes"),
     Alert("RouterSkew",
           f"({top(_ENGINE_LOAD, APPLICATION)} - {lowest(_ENGINE_LOAD, APPLICATION)}) / "

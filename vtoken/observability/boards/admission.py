@@ -5,7 +5,7 @@ from __future__ import annotations
 from vtoken.observability.boards.parts import REPLICA_VARIABLES, by_replica, rate_by_replica
 from vtoken.observability.metric import Unit
 from vtoken.observability.panels import Board, Row, lines
-from vtoken.observability.query import rate, ratio, series, total
+from vtoken.observability.query import quantile, rate, ratio, series, total
 
 REPLICA = "{{replica}}"
 
@@ -23,8 +23,10 @@ _GATE = Row("Gate", (
     lines("In line and inside", "A line that only grows: the fleet is too small for the load.", Unit.COUNT,
           (total(series("admission_waiting_requests")), "waiting"),
           (total(series("admission_inside_requests")), "inside"), (total(series("admission_places")), "places")),
-    lines("Mean wait", "Of requests that left the line.", Unit.SECONDS,
-          (ratio(total(rate("admission_wait_seconds_total")), total(rate("admission_waits_total"))), "wait")),
+    lines("Wait in line", "Of requests that left the line. A long tail beside a short mean: some classes or keys wait "
+          "for the others.", Unit.SECONDS,
+          (ratio(total(rate("admission_wait_seconds_total")), total(rate("admission_waits_total"))), "mean"),
+          (quantile(0.95, "admission_wait_seconds"), "95 %")),
     lines("Committed tokens", "What the requests inside may come to hold.", Unit.COUNT,
           (total(series("admission_committed_tokens")), "tokens")),
     lines("Promised returns", "Clients that will come back; they find a place.", Unit.COUNT,
@@ -34,8 +36,14 @@ _GATE = Row("Gate", (
 _ROUTER = Row("Router", (
     lines("Choices by reason", "Unknown and power_of_two: the router has no fresh reports.", Unit.COUNT,
           (total(rate("router_decisions_total"), "reason"), "{{reason}}"), stacked=True),
-    lines("Mean decision time", "What routing adds to a request.", Unit.SECONDS,
-          (ratio(total(rate("router_decision_seconds_total")), total(rate("router_timed_decisions_total"))), "time")),
+    lines("Decision time", "What routing adds to a request.", Unit.SECONDS,
+          (ratio(total(rate("router_decision_seconds_total")), total(rate("router_timed_decisions_total"))), "mean"),
+          (quantile(0.99, "router_decision_seconds"), "99 %")),
+    lines("Choices by replica", "Unequal shares with equal room: affinity, or a router that does not see a replica.",
+          Unit.COUNT, (by_replica(rate("router_chosen_total")), REPLICA)),
+    lines("Effective room as the router sees it", "What it chooses by. Far from the room of the controller: it has "
+          "promised much, or trusts little.", Unit.COUNT,
+          (f'min by (replica) ({series("router_room_blocks")})', REPLICA)),
     lines("Age of telemetry at decisions", "Old telemetry piles bursts onto one replica.", Unit.SECONDS,
           (ratio(total(rate("router_telemetry_age_seconds_total")), total(rate("router_aged_decisions_total"))),
            "age")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vtoken.observability.boards.parts import LEVELS, REPLICA_VARIABLES, by_replica, rate_by_replica
+from vtoken.observability.boards.service import SERVICE
 from vtoken.observability.catalogue import BLOCK_STATES
 from vtoken.observability.metric import Unit
 from vtoken.observability.panels import Board, Row, lines, number, states, table
@@ -67,11 +68,13 @@ _TELEMETRY = Row("Telemetry", (
           (by_replica(series("telemetry_age_seconds")), REPLICA)),
     lines("Heartbeats by verdict", "Anything but accepted: a replica that contradicts itself, or reordered messages.",
           Unit.COUNT, (total(rate("heartbeats_total"), "verdict"), "{{verdict}}")),
+    lines("Changes of level", "A replica that flaps needs more distance between the thresholds of section pressure.",
+          Unit.COUNT, (rate_by_replica("level_changes_total"), f"{REPLICA} / s")),
     lines("Preemptions", "Preempted requests are computed again: memory is too short for the load.", Unit.COUNT,
           (rate_by_replica("preemptions_total"), REPLICA)),
 ))  # fmt: skip
 
 BOARD = Board(
     "vtoken-fleet", "vToken / Fleet", "Is memory coming back, and which replica is in trouble?",
-    (_MEMORY, _NOW, _REPLICAS, _TELEMETRY), REPLICA_VARIABLES,
+    (_MEMORY, _NOW, SERVICE, _REPLICAS, _TELEMETRY), REPLICA_VARIABLES,
 )  # fmt: skip
