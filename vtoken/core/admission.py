@@ -223,6 +223,11 @@ class Admission:
         """Requests in the line."""
         return len(self._line)
 
+    @property
+    def inside(self) -> int:
+        """Requests that were let in and have not ended."""
+        return len(self._inside)
+
     def report(self, room: GateRoom, now_s: float) -> dict[str, Any]:
         """JSON-ready: gauges, counters, `decisions_total` as ruling -> reason -> count, `wait_seconds` as Histogram
         has it.
