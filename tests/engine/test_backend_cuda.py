@@ -5,43 +5,65 @@ FlashAttention itself needs a GPU; what is checked is what it is told, over live
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import MISSING, fields
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.engine.cuda_bench import BLOCKS, SIZE, Bench, live_through
 from vtoken.core.config import Reader, Relocation
+from vtoken.core.errors import UnsupportedError
 from vtoken.core.table import RowState
-from vtoken.device.cuda_rows import DeviceRows
-from vtoken.device.cuda_tables import DeviceTables
 from vtoken.device.event_model import SimulatedStreams, compute_first
-from vtoken.engine import session
+from vtoken.engine import backend_cuda, session
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-MOST, TOKENS = 12, 130
-"""Blocks of a row, tokens of a step."""
+MOST, WIDTH, TOKENS = 12, 16, 130
+"""Blocks of the longest row, what vLLM pads its tables to for them, tokens of a step."""
+
+CONFIG = SimpleNamespace(
+    cache_config=SimpleNamespace(block_size=SIZE),
+    scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=TOKENS),
+    model_config=SimpleNamespace(max_model_len=MOST * SIZE),
+    parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+)
 
 
-@pytest.fixture
-def builder(monkeypatch: pytest.MonkeyPatch):
-    """Ours over vLLM's, which is replaced by one that keeps what it is given."""
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata, FlashAttentionMetadataBuilder
+def spec(size: int = SIZE):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    from vtoken.engine.backend_cuda import VTokenFlashBuilder
+    return FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=16, dtype=torch.bfloat16)
+
+
+def told(kind):
+    """vLLM's metadata of this kind with what the builder was given; None in all else."""
 
     def build(self, common_prefix_len, common, fast_build=False):
-        return FlashAttentionMetadata(
-            common.num_actual_tokens, common.max_query_len, common.query_start_loc, common.max_seq_len,
-            common.seq_lens, common.block_table_tensor, common.slot_mapping,
-        )  # fmt: skip
+        given = {
+            "num_actual_tokens": common.num_actual_tokens, "max_query_len": common.max_query_len,
+            "query_start_loc": common.query_start_loc, "max_seq_len": common.max_seq_len, "seq_lens": common.seq_lens,
+            "block_table": common.block_table_tensor, "slot_mapping": common.slot_mapping,
+        }  # fmt: skip
+        others = {f.name: None for f in fields(kind) if f.default is MISSING and f.name not in given}
+        return kind(**given, **others)
 
-    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
-    made = object.__new__(VTokenFlashBuilder)
-    streams = SimulatedStreams(compute_first)
-    made.tables = DeviceTables(streams, 4, MOST, TOKENS)
-    made.strict = DeviceRows(streams, 2 * MOST * SIZE, TOKENS)
-    yield made
-    session.detach(session.current())
+    return build
+
+
+@pytest.fixture(params=["flash", "triton"])
+def builder(request, monkeypatch: pytest.MonkeyPatch):
+    """Ours over vLLM's, which is replaced by one that keeps what it is given."""
+    module = importlib.import_module(f"vtoken.engine.backend_{request.param}")
+    ours = getattr(module, f"VToken{request.param.title()}Builder")
+    _, _, vllms, *_ = ours.__mro__
+    monkeypatch.setattr(vllms, "__init__", lambda self, *given: None)
+    monkeypatch.setattr(vllms, "build", told(ours.extended.__mro__[2]))
+    monkeypatch.setattr(backend_cuda, "CudaStreams", lambda device: SimulatedStreams(compute_first))
+    monkeypatch.setattr(session, "_session", session._Session())
+    return ours(spec(), [], CONFIG, torch.device("cpu"))
 
 
 class Reading(Bench):
@@ -55,7 +77,7 @@ class Reading(Bench):
 
         rows = self.substrate.rows_of(["a", "b"])
         starts = torch.arange(0, 3 * tokens, tokens, dtype=torch.int32)
-        engines = torch.randint(1, BLOCKS, (2, MOST), dtype=torch.int32)
+        engines = torch.randint(1, BLOCKS, (2, WIDTH), dtype=torch.int32)
         for row, line in zip(rows, engines, strict=True):
             if row.table.state is RowState.CLEAN:
                 line[: len(row.table.blocks)] = torch.from_numpy(row.table.blocks)
@@ -130,3 +152,8 @@ def test_a_captured_graph_launches_the_strict_reader_for_all_its_tokens_and_a_ba
     assert built.block_table.data_ptr() == builder.tables.blocks.data_ptr()
     assert built.seq_lens.data_ptr() == builder.tables.lengths.data_ptr()
     assert builder.build(0, common).lines == 1, "a warm-up compiles the strict reader before a graph is captured"
+
+
+def test_blocks_that_the_kernel_would_split_are_refused(builder) -> None:
+    with pytest.raises(UnsupportedError, match=r"blocks of 32 tokens and the pool has blocks of 16.*block_size=32"):
+        type(builder)(spec(32), [], CONFIG, torch.device("cpu"))

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from vtoken.engine.capabilities import SUPPORTED_VLLM, vllm_version
+from vtoken.engine.release import SUPPORTED_VLLM, vllm_version
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

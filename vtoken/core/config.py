@@ -228,6 +228,7 @@ class VTokenConfig:
         score_window: queries of a request that are kept before they are counted, and the length of a
             chunk's last window.
         hold_seconds: longest time that a waiting request is held while the reserve is short.
+        experimental_gpu: start on a GPU, where nothing of this release has run yet.
     """
 
     variant: Variant = Variant.VTOKEN
@@ -244,6 +245,7 @@ class VTokenConfig:
     score_layers: int = 2
     score_window: int = 64
     hold_seconds: float = 5.0
+    experimental_gpu: bool = False
 
     def __post_init__(self) -> None:
         for key, kind in (("variant", Variant), ("relocation", Relocation), ("reader", Reader)):
@@ -260,7 +262,7 @@ class VTokenConfig:
         check_int("score_window", self.score_window, 1, MAX_SCORE_WINDOW)
         for key in ("low_water", "check_moves"):
             object.__setattr__(self, key, check_number(key, getattr(self, key), 0.0, 1.0))
-        for key in ("forced_sync", "poison_released"):
+        for key in ("forced_sync", "poison_released", "experimental_gpu"):
             if not isinstance(getattr(self, key), bool):
                 raise ConfigError(key, getattr(self, key), "true or false")
         object.__setattr__(self, "hold_seconds", check_number("hold_seconds", self.hold_seconds, 0.0, 600.0))

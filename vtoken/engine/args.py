@@ -8,12 +8,30 @@ from typing import TYPE_CHECKING, Any
 from vtoken.core.config import OPTIONS_KEY, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.engine.plugin import CONNECTOR_NAME
+from vtoken.engine.release import require_release
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 CPU_WORKER = "vtoken.engine.worker.VTokenCPUWorker"
-"""Worker class on CPU; the CUDA worker joins it with the GPU path."""
+GPU_WORKER = "vtoken.engine.worker_gpu.VTokenGPUWorker"
+
+
+def on_cuda() -> bool:
+    """Whether vLLM runs on CUDA in this process."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda())
+
+
+def worker_class() -> str:
+    """The worker for this machine.
+
+    Raises:
+        UnsupportedError: an unknown release of vLLM.
+    """
+    require_release()
+    return GPU_WORKER if on_cuda() else CPU_WORKER
 
 
 def engine_args(config: VTokenConfig, **overrides: Any) -> dict[str, Any]:
@@ -21,11 +39,13 @@ def engine_args(config: VTokenConfig, **overrides: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: `overrides` sets an argument that vToken needs for itself.
+        UnsupportedError: an unknown release of vLLM.
     """
+    worker = worker_class()
     from vllm.config import KVTransferConfig
 
     ours = {
-        "worker_cls": CPU_WORKER,
+        "worker_cls": worker,
         "kv_transfer_config": KVTransferConfig(
             kv_connector=CONNECTOR_NAME,
             kv_role="kv_both",
@@ -45,7 +65,7 @@ def serve_flags(config: VTokenConfig) -> list[str]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {OPTIONS_KEY: config.to_mapping()},
     }
-    return ["--worker-cls", CPU_WORKER, "--kv-transfer-config", json.dumps(transfer)]
+    return ["--worker-cls", worker_class(), "--kv-transfer-config", json.dumps(transfer)]
 
 
 def config_of(vllm_config: VllmConfig) -> VTokenConfig:

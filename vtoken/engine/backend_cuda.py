@@ -1,25 +1,23 @@
-"""The CUDA attention backend: FlashAttention over our tables. Never run on a GPU yet (docs/gpu.md).
+"""What our attention backends on CUDA have in common: vLLM's kernel over our tables. Not yet run on a GPU by us.
 
 vLLM's own kernel serves clean and dense rows, from block tables and lengths in buffers that keep their addresses, so
 full CUDA graphs stay. Holey rows, or every row under `reader: strict`, are read again afterwards by the strict reader,
-which overwrites what the native kernel made of them: it saw their new tokens only.
+which overwrites what vLLM's kernel made of them: it saw their new tokens only.
+
+Each backend mixes these parts into vLLM's classes: backend_flash, and backend_triton where FlashAttention does not go.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
-from vllm.v1.attention.backends.flash_attn import (
-    FlashAttentionBackend,
-    FlashAttentionImpl,
-    FlashAttentionMetadata,
-    FlashAttentionMetadataBuilder,
-)
+from vllm.v1.worker.block_table import get_block_table_width
 
 from vtoken.core.config import Reader
+from vtoken.core.errors import UnsupportedError
 from vtoken.core.plan import NONE
 from vtoken.core.rows import Row
 from vtoken.core.table import RowState
@@ -29,7 +27,6 @@ from vtoken.device.cuda_streams import CudaStreams
 from vtoken.device.cuda_tables import ChangedRow, DeviceTables
 from vtoken.device.strict_reader import StrictRows
 from vtoken.engine import session
-from vtoken.engine.spec import VTokenSpec
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -43,28 +40,12 @@ NOTHING = StrictRows(NONE, np.zeros(1, np.int64), np.empty((0, 2), np.int64))
 """No row for the strict reader: written all the same, for a captured graph replays its launch."""
 
 
-class VTokenFlashBackend(FlashAttentionBackend):
-    """vLLM's FlashAttention backend with our spec, metadata builder and implementation."""
-
-    @classmethod
-    def customize_spec(cls, spec: Any) -> Any:
-        return VTokenSpec.of(spec)
-
-    @staticmethod
-    def get_impl_cls() -> type[FlashAttentionImpl]:
-        return VTokenFlashImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[FlashAttentionMetadataBuilder]:
-        return VTokenFlashBuilder
-
-
 @dataclass
-class VTokenFlashMetadata(FlashAttentionMetadata):
-    """vLLM's metadata, and what the strict reader serves.
+class StrictPart:
+    """Comes before vLLM's metadata class in the bases of ours.
 
     Attributes:
-        strict: its rows.
+        strict: rows that the strict reader serves.
         lines: query tokens to launch it for: those of the step, or all of a graph's.
     """
 
@@ -72,20 +53,37 @@ class VTokenFlashMetadata(FlashAttentionMetadata):
     lines: int = 0
 
 
-class VTokenFlashBuilder(FlashAttentionMetadataBuilder):
-    """Replaces what the runner says about rows that are not clean."""
+class TablesBuilder:
+    """Comes before vLLM's metadata builder in the bases of ours: replaces what the runner says about rows that are not
+    clean.
+
+    Attributes:
+        extended: our metadata class.
+    """
+
+    extended: ClassVar[type[StrictPart]]
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # type: ignore[call-arg]  # vLLM's, the next base
+        size = vllm_config.cache_config.block_size
+        if kv_cache_spec.block_size != size:
+            raise UnsupportedError(
+                f"the attention kernel reads blocks of {kv_cache_spec.block_size} tokens and the pool has blocks of "
+                f"{size}: vToken numbers slots by the pool's. Set block_size={kv_cache_spec.block_size}."
+            )
         scheduler, length = vllm_config.scheduler_config, vllm_config.model_config.max_model_len
         most, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+        width = get_block_table_width(
+            kv_cache_spec.max_num_blocks_per_req(vllm_config, length), size,
+            token_alignment=kv_cache_spec.block_table_token_alignment,
+        )  # fmt: skip  # as wide as the runner's own
         streams = CudaStreams(device)
-        self.tables = DeviceTables(streams, most, -(-length // kv_cache_spec.block_size), tokens)
+        self.tables = DeviceTables(streams, most, width, tokens)
         self.strict = DeviceRows(streams, min(most * length, MOST_SLOTS), tokens)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
-    ) -> FlashAttentionMetadata:
+    ) -> Any:
         """As in vLLM, on our buffers. Overwrites the contents of `slot_mapping` for rows that are not clean."""
         substrate, common = session.current(), common_attn_metadata
         order = cast("BatchOrder", substrate.batch)  # the GPU worker's
@@ -101,21 +99,19 @@ class VTokenFlashBuilder(FlashAttentionMetadataBuilder):
         ours = common.replace(block_table_tensor=blocks, seq_lens=lengths)
         # A batch of nobody is a warm-up: one line that sees nothing, so that no graph is captured around a compilation.
         lines = self.strict.count if rows else 1
-        return self._with_lines(super().build(common_prefix_len, ours, fast_build), lines)
+        built = super().build(common_prefix_len, ours, fast_build)  # type: ignore[misc]  # vLLM's, the next base
+        values = {f.name: getattr(built, f.name) for f in fields(built)}
+        return self.extended(**values, strict=self.strict, lines=lines)
 
-    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> FlashAttentionMetadata:
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Any:
         """As in vLLM; the captured strict reader is launched for every token of the graph."""
-        built = super().build_for_cudagraph_capture(common_attn_metadata)
+        built = super().build_for_cudagraph_capture(common_attn_metadata)  # type: ignore[misc]  # vLLM's, the next base
         built.lines = common_attn_metadata.num_actual_tokens
         return built
 
-    def _with_lines(self, built: FlashAttentionMetadata, lines: int) -> VTokenFlashMetadata:
-        values = {f.name: getattr(built, f.name) for f in fields(FlashAttentionMetadata)}
-        return VTokenFlashMetadata(**values, strict=self.strict, lines=lines)
-
 
 def _changed(rows: list[Row], starts: np.ndarray, strict: set[int]) -> list[ChangedRow]:
-    """Rows that are not clean. One that the strict reader serves passes the native kernel with its new tokens only:
+    """Rows that are not clean. One that the strict reader serves passes vLLM's kernel with its new tokens only:
     cheap, in bounds, and overwritten afterwards.
     """
     found = []
@@ -129,19 +125,26 @@ def _changed(rows: list[Row], starts: np.ndarray, strict: set[int]) -> list[Chan
     return found
 
 
-class VTokenFlashImpl(FlashAttentionImpl):
-    """vLLM's implementation; the strict reader then serves its rows."""
+class StrictImpl:
+    """Comes before vLLM's implementation in the bases of ours: the strict reader then serves its rows."""
+
+    scale: float
+    logits_soft_cap: float
 
     def forward(
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
-        attn_metadata: FlashAttentionMetadata | None, output: torch.Tensor, *args: Any, **kwargs: Any,
+        attn_metadata: Any, output: torch.Tensor, *args: Any, **kwargs: Any,
     ) -> torch.Tensor:  # fmt: skip
         """As in vLLM: query [tokens, heads, D]; the result is written into `output`."""
-        result: torch.Tensor = super().forward(
+        result: torch.Tensor = super().forward(  # type: ignore[misc]  # vLLM's, the next base
             layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
         )
-        if isinstance(attn_metadata, VTokenFlashMetadata) and attn_metadata.lines:
+        if isinstance(attn_metadata, StrictPart) and attn_metadata.lines:
             assert attn_metadata.strict is not None
             triton_reader.attend(query, kv_cache, attn_metadata.strict, self.scale, output, self.logits_soft_cap,
                                  attn_metadata.lines)  # fmt: skip
         return result
+
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """Whether `output` may be quantised: the strict reader writes what vLLM's kernel would have written."""
+        return False

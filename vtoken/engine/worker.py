@@ -15,7 +15,7 @@ from vtoken.engine.batch_order import OrderV1
 from vtoken.engine.substrate import Substrate
 from vtoken.engine.worker_substrate import SubstrateWorker
 
-CPU_BACKEND = "vtoken.engine.backend_cpu.VTokenCPUBackend"
+BACKENDS = {AttentionBackendEnum.CPU_ATTN: "vtoken.engine.backend_cpu.VTokenCPUBackend"}
 
 
 class VTokenCPUWorker(SubstrateWorker, CPUWorker):
@@ -23,7 +23,7 @@ class VTokenCPUWorker(SubstrateWorker, CPUWorker):
 
     def init_device(self) -> None:
         """As in vLLM; then refuse what is not supported and put the substrate in place."""
-        config = self.configured(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
+        config = self.configured(BACKENDS)
         super().init_device()
         size = self.vllm_config.cache_config.block_size
         copies = CpuCopyEngine(capabilities.cpu_packing(self.vllm_config))

@@ -1,7 +1,6 @@
-"""The GPU worker: vLLM's, over either runner, with a substrate. Never run on a GPU yet (docs/gpu.md).
+"""The GPU worker: vLLM's, over its runner V2, with a substrate. Not yet run on a GPU by us (docs/gpu.md).
 
-It is not what `vtoken.engine.args` asks for, and the capability matrix refuses what it needs: both change when
-`python -m vtoken.device.gpu_report` has run clean on a card and the engine's own tests have passed there.
+Starts only where `experimental_gpu` is set.
 """
 
 from __future__ import annotations
@@ -14,14 +13,19 @@ from vllm.v1.worker.gpu_worker import Worker
 from vtoken.device.cuda_copy import CudaCopyEngine
 from vtoken.device.cuda_streams import CudaStreams
 from vtoken.engine import capabilities, session
-from vtoken.engine.batch_order import BatchOrder, OrderV1, OrderV2
+from vtoken.engine.batch_order import OrderV2
 from vtoken.engine.substrate import Substrate
+from vtoken.engine.wire import GrantEnvelope
 from vtoken.engine.worker_substrate import SubstrateWorker
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
-CUDA_BACKEND = "vtoken.engine.backend_cuda.VTokenFlashBackend"
+BACKENDS = {
+    AttentionBackendEnum.FLASH_ATTN: "vtoken.engine.backend_flash.VTokenFlashBackend",
+    AttentionBackendEnum.TRITON_ATTN: "vtoken.engine.backend_triton.VTokenTritonBackend",
+}
+"""vLLM takes the first that the card, the dtype and the head size allow, or the one that is configured."""
 
 
 class VTokenGPUWorker(SubstrateWorker, Worker):
@@ -29,26 +33,29 @@ class VTokenGPUWorker(SubstrateWorker, Worker):
 
     def init_device(self) -> None:
         """As in vLLM; then refuse what is not supported and put the substrate in place."""
-        config = self.configured(AttentionBackendEnum.FLASH_ATTN, CUDA_BACKEND)
+        config = self.configured(BACKENDS)
         super().init_device()
-        second = self.vllm_config.use_v2_model_runner
-        self.order: BatchOrder = OrderV2(self.model_runner) if second else OrderV1(self.model_runner)
+        self.order = OrderV2(self.model_runner)
         copies = CudaCopyEngine(CudaStreams(self.device))
-        ahead = int(bool(self.vllm_config.scheduler_config.async_scheduling))
-        size = self.vllm_config.cache_config.block_size
+        size, ahead = self.vllm_config.cache_config.block_size, self.vllm_config.max_concurrent_batches - 1
         self.substrate = Substrate(config, size, copies, self.order, steps_ahead=ahead)
         session.attach(self.substrate)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """As in vLLM; then make sure that attention reads through our backend."""
-        from vtoken.engine.backend_cuda import VTokenFlashBackend
+        from vtoken.engine.backend_flash import VTokenFlashBackend
+        from vtoken.engine.backend_triton import VTokenTritonBackend
 
         super().initialize_from_config(kv_cache_config)
-        capabilities.require_engaged(self.vllm_config, kv_cache_config, VTokenFlashBackend)
+        capabilities.require_engaged(self.vllm_config, kv_cache_config, VTokenFlashBackend, VTokenTritonBackend)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """As in vLLM, after the substrate's part of the step."""
-        self.order.expect(scheduler_output.num_scheduled_tokens)
+        """As in vLLM, after the substrate's part of the step.
+
+        vLLM warms its kernels up with steps of its own making: nobody has granted them anything, so no row is ours.
+        """
+        if isinstance(scheduler_output.kv_connector_metadata, GrantEnvelope):
+            self.order.expect(scheduler_output.num_scheduled_tokens)
         try:
             return super().execute_model(scheduler_output)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -11,6 +12,7 @@ from vtoken.core.policies import load_policy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.engine import capabilities, session
 from vtoken.engine.args import config_of
+from vtoken.engine.release import require_release
 from vtoken.engine.requests import options_of, prompt_seed
 from vtoken.engine.wire import GrantEnvelope
 
@@ -66,12 +68,11 @@ class SubstrateWorker:
     substrate: Substrate
     vllm_config: Any
 
-    def configured(self, replaced: AttentionBackendEnum, ours: str) -> VTokenConfig:
-        """Refuse what is not supported, and let our attention backend take the place of one of vLLM's.
+    def configured(self, backends: Mapping[AttentionBackendEnum, str]) -> VTokenConfig:
+        """Refuse what is not supported, and let attention backends of ours take the place of vLLM's.
 
         Args:
-            replaced: that one.
-            ours: class path of ours.
+            backends: vLLM's that are replaced, and the class paths of ours.
 
         Returns:
             The configuration; nothing in it is refused later.
@@ -79,11 +80,13 @@ class SubstrateWorker:
         Raises:
             ConfigError, UnsupportedError: see capabilities.require; a policy that does not load.
         """
+        require_release()  # first: nothing below need exist in another one
         config = config_of(self.vllm_config)
         if config.policy.evicts:
             load_policy(config.policy.policy)  # an unknown name stops here, not at the first decision
         capabilities.require(self.vllm_config)
-        register_backend(replaced, ours)
+        for replaced, ours in backends.items():
+            register_backend(replaced, ours)
         return config
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
