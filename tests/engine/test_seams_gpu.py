@@ -12,7 +12,7 @@ import torch
 
 from tests.device.live_rows import ROWS
 from tests.device.paged import make_paged
-from tests.engine.gpu_seams import SEAMS, Seam, broken
+from tests.engine.gpu_seams import CONNECTOR, SEAMS, Seam, broken
 from vtoken.device.cuda_layout import LAYOUTS, check_layers
 from vtoken.device.cuda_pages import DevicePages
 from vtoken.device.event_model import SimulatedStreams, compute_first
@@ -62,6 +62,15 @@ def test_calls_in_another_order_are_found(tmp_path: Path) -> None:
     for body, problems in (("first()\n second()", 0), ("second()\n first()", 1)):
         (tmp_path / "a.py").write_text(f"def f():\n {body}\n", encoding="utf-8")
         assert len(broken(tmp_path, (seam,))) == problems
+
+
+def test_the_connector_has_every_method_that_runner_v2_calls(vllm_sources: Path) -> None:
+    from vtoken.engine.connector import VTokenConnector
+
+    source = (vllm_sources / CONNECTOR).read_text(encoding="utf-8")
+    called = set(re.findall(r"self\.kv_connector\.(\w+)\(", source))
+    assert {"register_kv_caches", "wait_for_save", "build_connector_worker_meta", "reset_capture_state"} <= called
+    assert [name for name in sorted(called) if not callable(getattr(VTokenConnector, name, None))] == []
 
 
 def test_our_layouts_are_vllms_all_of_them_and_stride_for_stride() -> None:
