@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from vtoken.core.autoscaling import (
     Decision,
     FleetLoad,
-    Lines,
     Reason,
     ReplicaLoad,
     ScalingRules,
@@ -179,18 +178,6 @@ def test_a_replica_on_its_way_out_is_kept_when_the_load_comes_back():
 def test_a_margin_lies_between_too_many_and_just_enough():
     assert decide(fleet(0.24, 0.24), RULES, ScalingState(low_since_s=0.0), 99.0).reason is Reason.STEADY
     assert decide(fleet(0.22, 0.22), RULES, ScalingState(low_since_s=0.0), 99.0).reason is Reason.RETIRE
-
-
-def test_lines_add_up_and_who_falls_silent_is_forgotten():
-    lines = Lines()
-    assert lines.waiting(0.0) == 0
-    lines.say("a", 3, 0.0)
-    lines.say("b", 4, 1.0)
-    lines.say("a", 5, 2.0)
-    assert lines.waiting(2.0) == 9
-    assert lines.waiting(1.0 + Lines.FORGET_AFTER_S) == 9
-    assert lines.waiting(1.1 + Lines.FORGET_AFTER_S) == 5
-    assert lines.waiting(99.0) == 0
 
 
 def test_new_bounds_hold_at_once():

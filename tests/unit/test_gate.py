@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from vtoken.core.columns import FleetColumns, row_of, table_of
+from vtoken.core.fleet import FleetRules
 from vtoken.core.gate_room import GateRules
 from vtoken.core.pressure import Level
 from vtoken.core.rate_limit import RateLimit
 from vtoken.core.replies import ErrorReply
 from vtoken.core.rulings import Asked
-from vtoken.core.telemetry import Snapshot
+from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.serving.admission import Gate, Pass
+from vtoken.serving.controller import FleetController
 from vtoken.serving.limit_settings import LimitSettings
 from vtoken.serving.settings import DeploymentSettings, ReplicaSettings
 
@@ -23,8 +25,8 @@ class Controller:
     def __init__(self, replicas=1):
         self.replicas, self.lines = replicas, {}
 
-    async def columns(self, _membership, line):
-        self.lines.update([line])
+    async def columns(self, _membership, report):
+        self.lines[report.name] = report.waiting
         if self.replicas is None:
             raise TimeoutError
         shot = Snapshot(block_size_tokens=16, capacity_blocks=100, free_blocks=100)
@@ -166,6 +168,30 @@ def test_the_controller_hears_how_many_wait():
             (await task).leave()
         while list(controller.lines.values()) != [0]:
             await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20.0))
+
+
+def test_two_gates_share_the_memory_through_the_controller():
+    """One that is larger than a share goes in beside a smaller one, and the other gate's waits for it."""
+
+    async def scenario():
+        controller = FleetController(FleetRules())
+        shot = Snapshot(block_size_tokens=16, capacity_blocks=100, free_blocks=100)
+        await controller.heartbeat(Heartbeat("r", 1, 0.0, draining=False, snapshot=shot))
+        gates = [gate(controller, places=100, ingress_count=2) for _ in range(2)]
+        for this in gates:
+            this.start()
+            while this.room().free_tokens is None:
+                await asyncio.sleep(0.01)
+            assert isinstance(await this.enter(Asked(hold_tokens=16)), Pass)
+        (first,) = await entered(gates[0], 1, hold_tokens=1000)
+        large = await first
+        (second,) = await entered(gates[1], 1, hold_tokens=1000)
+        await asyncio.sleep(0.3)
+        assert not second.done()
+        large.leave()
+        assert isinstance(await second, Pass)
 
     asyncio.run(asyncio.wait_for(scenario(), 20.0))
 

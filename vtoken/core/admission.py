@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtoken.core.gate_room import GateRoom, GateRules
+from vtoken.core.gates import GateReport
 from vtoken.core.histogram import Histogram
 from vtoken.core.rate_limit import RateMeter
 from vtoken.core.retry import UNKNOWN_STAY_S, ReleaseRate, Returns, retry_after_s
@@ -222,6 +223,13 @@ class Admission:
     def waiting(self) -> int:
         """Requests in the line."""
         return len(self._line)
+
+    def told(self, name: str, room: GateRoom) -> GateReport:
+        """What the other gates should hear of this one, which they know by `name`."""
+        head = self._line.head()
+        if head is None or not room.wants_turn(head.hold_tokens, len(self._inside), self._committed):
+            return GateReport(name, len(self._line), self._committed)
+        return GateReport(name, len(self._line), self._committed, head.number, head.hold_tokens)
 
     @property
     def inside(self) -> int:

@@ -110,24 +110,6 @@ class FleetLoad:
     max_ongoing: int
 
 
-class Lines:
-    """Owner of what ingresses say about the requests that wait in them."""
-
-    FORGET_AFTER_S = 3.0
-
-    def __init__(self) -> None:
-        self._said: dict[str, tuple[float, int]] = {}
-
-    def say(self, ingress: str, waiting: int, now_s: float) -> None:
-        """An ingress has so many waiting requests now."""
-        self._said[ingress] = (now_s, waiting)
-
-    def waiting(self, now_s: float) -> int:
-        """In all ingresses together; who has been silent for FORGET_AFTER_S is forgotten."""
-        self._said = {key: said for key, said in self._said.items() if now_s - said[0] <= self.FORGET_AFTER_S}
-        return sum(waiting for _, waiting in self._said.values())
-
-
 class Reason(StrEnum):
     """Why this many."""
 

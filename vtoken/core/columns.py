@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vtoken.core.gates import GatePeers
 from vtoken.core.pressure import Level
 from vtoken.core.telemetry import Snapshot
 
@@ -39,6 +40,7 @@ class FleetColumns:
         table: int64 [replicas, COLUMNS].
         age_s: float64 [replicas]; since each snapshot was taken, as far as it can be known.
         tunables: what routers should use now (opaque to the fleet).
+        peers: for a gate that has reported: what there is of the others.
     """
 
     membership: Membership
@@ -46,6 +48,7 @@ class FleetColumns:
     table: NDArray[np.int64]
     age_s: NDArray[np.float64]
     tunables: Mapping[str, Any] = field(default_factory=dict)
+    peers: GatePeers | None = None
 
 
 def row_of(snapshot: Snapshot, sequence: int, level: Level, draining: bool) -> tuple[int, ...]:

@@ -3,22 +3,27 @@
     places       = max_ongoing_requests of all replicas that take requests, and what the others still have to end;
                    a share of 1/n for each of n ingresses
     free memory  = free + reclaimable x confidence - headroom owed, of all replicas, in tokens
-    promised     = what all ingresses have let in and is not in use yet: n x own commitments - tokens in use
-    room         = (free memory - promised) / n
+    promised     = what all gates have let in and is not in use yet: commitments, own and told, - tokens in use
+    untold       = own commitments since this gate last told the others
+    room         = free memory - promised - n x untold
+    fits         : commitment <= room / n, or <= room in the gate whose turn it is (`vtoken.core.gates`)
 
-A request commits its prompt and `growth_share` of the growth that is expected of it: while it grows, others end.
-Memory is judged only while every replica that takes requests has a fresh report; places always.
+So n gates that know nothing of each other's last requests take 1/n of the room each. A gate of which nothing is
+known counts as if it were like this one. A request commits its prompt and `growth_share` of the growth that is
+expected of it: while it grows, others end. Memory is judged only while every replica that takes requests has a fresh
+report; places always.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vtoken.core.checks import check_int, check_number
 from vtoken.core.columns import COLUMNS, FleetColumns, Membership
+from vtoken.core.gates import GatePeers
 from vtoken.core.routing import RoutingTunables
 from vtoken.core.waiting_line import OLDEST_TURN
 
@@ -53,6 +58,8 @@ class GateRoom:
         free_tokens, used_tokens: of the whole fleet; None when not every replica has a fresh report.
         ingresses: n.
         lives: whether any replica is known.
+        peers: what is known of the other gates.
+        told_tokens: what this gate had committed when it last told the others; None: all that it has.
     """
 
     places: int
@@ -60,9 +67,11 @@ class GateRoom:
     used_tokens: float = 0.0
     ingresses: int = 1
     lives: bool = True
+    peers: GatePeers = field(default_factory=GatePeers)
+    told_tokens: int | None = None
 
     def fits(self, hold_tokens: int, inside: int, committed_tokens: int) -> bool:
-        """Whether another request fits beside `inside` ones; the first one always does if there is a place.
+        """Whether another request fits beside `inside` ones; into an empty fleet one always does if there is a place.
 
         Args:
             hold_tokens: what the request commits.
@@ -71,10 +80,29 @@ class GateRoom:
         """
         if inside >= self.places:
             return False
-        if inside == 0 or self.free_tokens is None:
+        if self._in_share(hold_tokens, committed_tokens):
             return True
-        promised = max(0.0, self.ingresses * committed_tokens - self.used_tokens)
-        return hold_tokens * self.ingresses <= self.free_tokens - promised
+        if self.ingresses > 1 and not self.peers.turn:
+            return False
+        empty = inside == 0 and self.peers.committed_tokens == 0
+        return empty or hold_tokens <= self._room_tokens(committed_tokens)
+
+    def wants_turn(self, hold_tokens: int, inside: int, committed_tokens: int) -> bool:
+        """Whether a request lacks memory only, and may have it when it is this gate's turn; arguments as of `fits`."""
+        return self.ingresses > 1 and inside < self.places and not self._in_share(hold_tokens, committed_tokens)
+
+    def _in_share(self, hold_tokens: int, committed_tokens: int) -> bool:
+        return hold_tokens * self.ingresses <= self._room_tokens(committed_tokens)
+
+    def _room_tokens(self, committed_tokens: int) -> float:
+        """What may be let in by all gates together before they hear of each other; infinite where memory is unknown."""
+        if self.free_tokens is None:
+            return float("inf")
+        told = committed_tokens if self.told_tokens is None else min(committed_tokens, self.told_tokens)
+        unheard = max(0, self.ingresses - 1 - self.peers.gates)
+        known = told * (1 + unheard) + self.peers.committed_tokens
+        promised = max(0.0, known - self.used_tokens)
+        return self.free_tokens - promised - self.ingresses * (committed_tokens - told)
 
 
 class GateView:
@@ -91,12 +119,20 @@ class GateView:
     def __init__(self, tunables: RoutingTunables) -> None:
         self._tunables = tunables
         self._view: FleetColumns | None = None
+        self._told_tokens: int | None = None
         self.membership: Membership | None = None
         self.seen_s = float("-inf")
 
-    def take(self, view: FleetColumns, asked_s: float, tunables: RoutingTunables | None = None) -> None:
-        """Adopt a view that was asked for at `asked_s`."""
+    def take(
+        self,
+        view: FleetColumns,
+        asked_s: float,
+        tunables: RoutingTunables | None = None,
+        told_tokens: int | None = None,
+    ) -> None:
+        """Adopt a view that was asked for at `asked_s`, when the gate reported `told_tokens` as committed."""
         self._view, self.seen_s, self.membership = view, asked_s, view.membership
+        self._told_tokens = told_tokens
         self._tunables = tunables or self._tunables
 
     @property
@@ -118,7 +154,8 @@ class GateView:
         """The room at `now_s`; `max_ongoing` is of one replica."""
         if self._view is None:
             return GateRoom(0, ingresses=ingresses, lives=False)
-        return gate_room(self._view, now_s - self.seen_s, self._tunables, max_ongoing, ingresses)
+        room = gate_room(self._view, now_s - self.seen_s, self._tunables, max_ongoing, ingresses)
+        return replace(room, peers=self._view.peers or GatePeers(), told_tokens=self._told_tokens)
 
 
 def _columns(view: FleetColumns) -> dict[str, NDArray[np.int64]]:

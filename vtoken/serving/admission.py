@@ -19,6 +19,7 @@ from typing import Any
 
 from vtoken.core.admission import Admission, AdmissionLimits
 from vtoken.core.gate_room import GateRoom, GateView
+from vtoken.core.gates import GateReport
 from vtoken.core.replies import ErrorReply
 from vtoken.core.rulings import Asked, Decision, Reason, Ruling
 from vtoken.serving.controller import ControllerClient
@@ -41,17 +42,19 @@ class GateFeed(Poller):
         client: how to reach the controller.
         poll_s: between two polls while requests come or wait.
         view: gets the views.
-        waiting: how many wait in this ingress, which the controller wants to know.
+        report: what the controller, and through it the other gates, should know of this one.
     """
 
-    def __init__(self, client: ControllerClient, poll_s: float, view: GateView, waiting: Callable[[], int]) -> None:
+    def __init__(
+        self, client: ControllerClient, poll_s: float, view: GateView, report: Callable[[], GateReport]
+    ) -> None:
         super().__init__(poll_s)
-        self._client, self._view, self._waiting = client, view, waiting
-        self._name = os.urandom(8).hex()
+        self._client, self._view, self._report = client, view, report
 
     async def fetch(self, asked_s: float) -> None:
-        columns = await self._client.columns(self._view.membership, (self._name, self._waiting()))
-        self._view.take(columns, asked_s, tunables_of(columns.tunables))
+        report = self._report()
+        columns = await self._client.columns(self._view.membership, report)
+        self._view.take(columns, asked_s, tunables_of(columns.tunables), report.committed_tokens)
 
 
 class Pass:
@@ -95,11 +98,17 @@ class Gate:
             ),
             settings.admission,
         )
-        poll_s = settings.heartbeat.poll_s
-        self._feed = GateFeed(controller, poll_s, self._view, lambda: self._admission.waiting)
+        name = os.urandom(8).hex()
+        self._feed = GateFeed(
+            controller, settings.heartbeat.poll_s, self._view, lambda: self._admission.told(name, self.room())
+        )
         self._waiting: dict[int, asyncio.Future[Decision]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._salt = os.urandom(16)
+
+    def start(self) -> None:
+        """Look at the fleet from now on, and be known to the other gates, before the first request comes."""
+        self._feed.use(self._clock())
 
     def mark(self, key: str, body: bytes) -> bytes:
         """By which a client is known when it sends the same request again; says nothing about it."""

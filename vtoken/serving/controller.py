@@ -16,13 +16,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
 
-from vtoken.core.autoscaling import Lines
 from vtoken.core.columns import FleetColumns, Membership
 from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView, Verdict
+from vtoken.core.gates import GateReport, Gates
 from vtoken.core.telemetry import Heartbeat
 from vtoken.serving.metrics import start_controller_metrics
 
@@ -45,7 +46,7 @@ class FleetController:
         self._fleet, self._app_name = FleetView(rules, began_s=time.time()), app_name
         self._tunables: dict[str, Any] = {}
         self._retiring: frozenset[str] = frozenset()
-        self._lines = Lines()
+        self._gates = Gates()
         self._last_use_s = time.monotonic()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -90,14 +91,14 @@ class FleetController:
 
     async def load(self) -> tuple[FleetSnapshot, int]:
         """The fleet now, and how many requests wait in ingresses: for the autoscaling policy."""
-        return await self.view(), self._lines.waiting(time.monotonic())
+        return await self.view(), self._gates.waiting(time.monotonic())
 
-    async def columns(self, have: Membership | None, line: tuple[str, int] | None = None) -> FleetColumns:
-        """The fleet now, for routers; see FleetView.columns. An ingress also says its id and how many wait in it."""
+    async def columns(self, have: Membership | None, report: GateReport | None = None) -> FleetColumns:
+        """The fleet now, for routers; see FleetView.columns. A gate reports, and hears of the others."""
         self._touch()
-        if line is not None:
-            self._lines.say(*line, time.monotonic())
-        return self._fleet.columns(time.monotonic(), have, self._tunables)
+        now_s = time.monotonic()
+        columns = self._fleet.columns(now_s, have, self._tunables)
+        return columns if report is None else replace(columns, peers=self._gates.say(report, now_s))
 
     def _touch(self) -> None:
         self._last_use_s = time.monotonic()
@@ -200,7 +201,7 @@ class ControllerClient:
         view: FleetSnapshot = await self._call("view")
         return view
 
-    async def columns(self, have: Membership | None, line: tuple[str, int] | None = None) -> FleetColumns:
+    async def columns(self, have: Membership | None, report: GateReport | None = None) -> FleetColumns:
         """The fleet now, for routers; see FleetController.columns."""
-        view: FleetColumns = await self._call("columns", have, line)
+        view: FleetColumns = await self._call("columns", have, report)
         return view

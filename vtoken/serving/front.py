@@ -82,6 +82,7 @@ class Front:
             ConfigError: impossible settings; nothing is changed.
         """
         self._settings, self._tuned = replace(self._settings, router=RoutingTunables.from_mapping(raw)), True
+        self._gate.start()
         try:
             await self._configure()
         except Exception as error:  # noqa: BLE001  # routers keep what they have; the next change tries again
