@@ -16,6 +16,7 @@ from vtoken.core.fleet import FleetRules, FleetSnapshot
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RoutingTunables
 from vtoken.serving.answers import error_response, reply_of
+from vtoken.serving.controller import ControllerClient, FleetController
 from vtoken.serving.front import Front
 from vtoken.serving.replica import EngineReplica
 from vtoken.serving.settings import DeploymentSettings
@@ -175,18 +176,34 @@ def test_what_the_engine_refuses_keeps_its_status():
     assert (response.status_code, json.loads(response.body)["error"]["param"]) == (400, "input_tokens")
 
 
-def test_a_restarted_controller_gets_the_router_settings_again():
-    controller = FakeController()
-    service, _ = front([], controller)
+class Reached(ControllerClient):
+    """Of a controller in this process; None: it is dead."""
+
+    def __init__(self):
+        super().__init__("test", FleetRules())
+        self.controller = None
+
+    async def _call(self, method, *arguments):
+        if self.controller is None:
+            raise RayActorError
+        return await getattr(self.controller, method)(*arguments)
+
+
+@pytest.mark.parametrize("deaths", [0, 1, 3])
+def test_a_controller_that_was_dead_or_is_restarted_gets_the_router_settings_by_itself(deaths):
+    """Nobody asks the service for anything."""
+    client = Reached()
+    service, _ = front([], client)
 
     async def scenario():
         await service.tune({"confidence": 0.25})
-        controller.tunables = {}
-        await service.fleet()
+        for _ in range(1 + deaths):
+            controller = client.controller = FleetController(FleetRules())
+            while (await controller.columns(None)).tunables != asdict(RoutingTunables(confidence=0.25)):
+                await asyncio.sleep(0.01)
+            assert controller._fleet.rules == FleetRules(confidence=0.25)
 
-    asyncio.run(scenario())
-    assert controller.tunables == asdict(RoutingTunables(confidence=0.25))
-    assert controller.rules == FleetRules(confidence=0.25)
+    asyncio.run(asyncio.wait_for(scenario(), 20.0))
 
 
 @pytest.mark.parametrize("variant", ["native", "naive"])

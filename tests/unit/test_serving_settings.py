@@ -129,9 +129,12 @@ def test_whoever_creates_the_controller_brings_the_configured_rules(model, monke
 
 
 def test_a_controller_that_outlives_its_settings_gets_the_new_ones():
+    """And an ingress of the deployment before, which may live for an hour, does not bring the old ones back."""
+
     async def scenario():
         controller = FleetController(FleetRules())
-        await controller.configure({"confidence": 0.1}, FleetRules(forget_after_s=5.0))
+        await controller.configure({"confidence": 0.1}, FleetRules(forget_after_s=5.0), 2.0)
+        await controller.configure({"confidence": 0.9}, FleetRules(forget_after_s=9.0), 1.0)
         return controller
 
     controller = asyncio.run(scenario())

@@ -40,6 +40,7 @@ class FleetColumns:
         table: int64 [replicas, COLUMNS].
         age_s: float64 [replicas]; since each snapshot was taken, as far as it can be known.
         tunables: what routers should use now (opaque to the fleet).
+        settings_s: when these settings were made, by the wall clock; 0 before the first ones.
         peers: for a gate that has reported: what there is of the others.
     """
 
@@ -48,6 +49,7 @@ class FleetColumns:
     table: NDArray[np.int64]
     age_s: NDArray[np.float64]
     tunables: Mapping[str, Any] = field(default_factory=dict)
+    settings_s: float = 0.0
     peers: GatePeers | None = None
 
 

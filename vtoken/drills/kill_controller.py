@@ -21,7 +21,7 @@ def _kill(_world: World, _mode: str) -> None:
 
 
 def _wait(world: World, mode: str) -> None:
-    """Until Ray has started another one; it has no settings for the routers, so it gets those of this run."""
+    """Until Ray has started another one, and has the settings of this run; an ingress gives it those of the fleet."""
     tune(world.local.settings, {"mode": mode})
     world.fleet()
 

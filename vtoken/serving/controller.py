@@ -45,6 +45,7 @@ class FleetController:
     def __init__(self, rules: FleetRules, app_name: str | None = None) -> None:
         self._fleet, self._app_name = FleetView(rules, began_s=time.time()), app_name
         self._tunables: dict[str, Any] = {}
+        self._settings_s = 0.0
         self._retiring: frozenset[str] = frozenset()
         self._gates = Gates()
         self._last_use_s = time.monotonic()
@@ -76,13 +77,16 @@ class FleetController:
         self._touch()
         return replica_id in self._retiring
 
-    async def configure(self, tunables: Mapping[str, Any], rules: FleetRules) -> None:
+    async def configure(self, tunables: Mapping[str, Any], rules: FleetRules, settings_s: float) -> None:
         """Replace the rules, and the routers' tunables; routers pick them up with their next poll.
 
-        The rules too, because this actor outlives a deployment whose settings change.
+        The rules too, because this actor outlives a deployment whose settings change. Settings that were made earlier
+        (`settings_s`, by the wall clock) than those that are here change nothing: an ingress of the deployment before
+        may still have streams, and knows no better.
         """
         self._touch()
-        self._tunables, self._fleet.rules = dict(tunables), rules
+        if settings_s >= self._settings_s:
+            self._tunables, self._fleet.rules, self._settings_s = dict(tunables), rules, settings_s
 
     async def view(self) -> FleetSnapshot:
         """The fleet now, for people, with ages by this actor's clock."""
@@ -97,7 +101,7 @@ class FleetController:
         """The fleet now, for routers; see FleetView.columns. A gate reports, and hears of the others."""
         self._touch()
         now_s = time.monotonic()
-        columns = self._fleet.columns(now_s, have, self._tunables)
+        columns = replace(self._fleet.columns(now_s, have, self._tunables), settings_s=self._settings_s)
         return columns if report is None else replace(columns, peers=self._gates.say(report, now_s))
 
     def _touch(self) -> None:
@@ -139,6 +143,7 @@ class ControllerClient:
         self._rules = rules
         self._timeout_s = timeout_s
         self._handle: Any = None
+        self._settings: tuple[dict[str, Any], FleetRules, float] | None = None
 
     def connect(self) -> Any:
         """The actor's handle, created if there is none (blocks for one round trip to Ray's directory)."""
@@ -193,8 +198,11 @@ class ControllerClient:
         return bool(await self._call("is_retiring", replica_id))
 
     async def configure(self, tunables: Mapping[str, Any], rules: FleetRules) -> None:
-        """See FleetController.configure."""
-        await self._call("configure", dict(tunables), rules)
+        """See FleetController.configure. What is not delivered, or lost when the controller restarts, is said again
+        with the next `columns`.
+        """
+        self._settings = dict(tunables), rules, time.time()
+        await self._call("configure", *self._settings)
 
     async def view(self) -> FleetSnapshot:
         """The fleet now, for people."""
@@ -204,4 +212,6 @@ class ControllerClient:
     async def columns(self, have: Membership | None, report: GateReport | None = None) -> FleetColumns:
         """The fleet now, for routers; see FleetController.columns."""
         view: FleetColumns = await self._call("columns", have, report)
+        if self._settings is not None and view.settings_s < self._settings[-1]:
+            await self._call("configure", *self._settings)
         return view

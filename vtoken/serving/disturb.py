@@ -56,11 +56,12 @@ def tune(settings: DeploymentSettings, router: Mapping[str, Any]) -> None:
         DisturbError: the controller has not taken them after TIMEOUT_S.
     """
     changed = replace(settings, router=replace(settings.router, **router))
+    told = asdict(changed.tunables), changed.rules
     end_s = time.monotonic() + TIMEOUT_S
     while True:
         try:
             controller = ray.get_actor(controller_name(APP_NAME), namespace=NAMESPACE)
-            ray.get(controller.configure.remote(asdict(changed.tunables), changed.rules), timeout=TIMEOUT_S)
+            ray.get(controller.configure.remote(*told, time.time()), timeout=TIMEOUT_S)
         except Exception as error:  # noqa: BLE001  # Ray's are many while an actor restarts
             if time.monotonic() > end_s:
                 raise DisturbError(f"the controller took no settings within {TIMEOUT_S:.0f} s: {error}") from None

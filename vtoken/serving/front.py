@@ -70,7 +70,6 @@ class Front:
         self._acceptor = Acceptor(settings, self._gate, self._model_len)
         self._level = ServiceLevel(settings.slo)
         self._models: dict[str, Any] | None = None
-        self._tuned = False
         self._looking = asyncio.Lock()
         self._seen: FleetSnapshot | None = None
         self._seen_s = float("-inf")
@@ -81,15 +80,12 @@ class Front:
         Raises:
             ConfigError: impossible settings; nothing is changed.
         """
-        self._settings, self._tuned = replace(self._settings, router=RoutingTunables.from_mapping(raw)), True
+        self._settings = replace(self._settings, router=RoutingTunables.from_mapping(raw))
         self._gate.start()
         try:
-            await self._configure()
-        except Exception as error:  # noqa: BLE001  # routers keep what they have; the next change tries again
-            logger.warning("router settings not delivered to the controller: %r", error)
-
-    async def _configure(self) -> None:
-        await self._controller.configure(asdict(self._settings.tunables), self._settings.rules)
+            await self._controller.configure(asdict(self._settings.tunables), self._settings.rules)
+        except Exception as error:  # noqa: BLE001  # routers keep what they have; the gate's next look tries again
+            logger.warning("router settings not delivered to the controller yet: %r", error)
 
     async def serve(self, kind: str, request: Request) -> Response:
         """One completion ("chat" or "completion"), unary or streaming; always answers in OpenAI's form."""
@@ -191,10 +187,7 @@ class Front:
 
     async def _fetched_view(self) -> FleetSnapshot | None:
         with contextlib.suppress(Exception):
-            view = await self._controller.view()
-            if self._tuned and not view.tunables:  # it has been restarted, and its state is soft
-                await self._configure()
-            return view
+            return await self._controller.view()
         return None
 
     def _model_len(self) -> int | None:
