@@ -31,8 +31,8 @@ model: setup
 	@if [ -f "$(MODEL)/config.json" ] && [ ! -f "$(MODEL)/vtoken-manifest.json" ]; then echo "using the model in $(MODEL)"; \
 	else $(BIN)/vtoken prepare-model --out "$(MODEL)" > /dev/null; fi
 
-demo: model  ## two replicas serve real chat traffic and reclaim memory (KEEP=1 leaves the server up)
-	@$(BIN)/python -m vtoken.demo $(if $(KEEP),--keep)
+demo: model  ## two replicas serve real chat traffic and reclaim memory (KEEP=1 leaves the server up, RECORD=1 keeps the figures)
+	@$(BIN)/python -m vtoken.demo $(if $(KEEP),--keep) $(if $(RECORD),--record)
 
 test: model prometheus  ## all tests that need no GPU: unit tests first, then real engines and clusters
 	@echo "== unit tests"
@@ -58,6 +58,7 @@ check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vtoken dashboards build --check
+	$(BIN)/vtoken bench tables --check
 
 # Debian's package has the server and promtool; its service is not wanted.
 prometheus:

@@ -19,7 +19,7 @@ figure: the miniature scheduler, the copies, and the attention backend's reading
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,7 +30,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from vtoken.bench.command import Outcome
 from vtoken.bench.miniature import Life, MiniatureScheduler
 from vtoken.core import reclamation
 from vtoken.core.config import PolicyOptions, VTokenConfig
@@ -41,6 +40,7 @@ from vtoken.core.policies import load_policy
 from vtoken.core.shard import Shard
 from vtoken.core.table import NUMPY, TokenTable
 from vtoken.device.table_kernels import CompiledKernels
+from vtoken.results.outcome import Outcome
 
 LIVE, HISTORY = 4096, 8192
 """Tokens that a request keeps, and tokens that it has when it forgets for the first time."""
@@ -96,7 +96,22 @@ def run(_model: str, console: Console, quick: bool) -> Outcome:
     for policy in POLICIES:
         plain = measure(policy, BAR_REQUESTS, steps, NUMPY)
         values[policy]["whole_decision_us_with_numpy_kernels"] = plain.microseconds(*WHOLE)[0]
-    return Outcome("bookkeeping", passed, {"tokens_per_request": LIVE, "steps": steps, **values})
+    shape = {"tokens_per_request": LIVE, "steps": steps}
+    return Outcome("bookkeeping", passed, {**shape, **values}, samples=_rows(found))
+
+
+def _rows(found: Mapping[str, list[Measurement]]) -> list[dict[str, Any]]:
+    """One row per step, in microseconds."""
+    sums = {"bar_us": BAR, "whole_decision_us": WHOLE, "policy_us": ("policy",)}
+    return [
+        {
+            "policy": policy, "tracked": one.tracked, "step": number,
+            **{name: round(sum(step.get(phase, 0) for phase in phases) / 1000, 1) for name, phases in sums.items()},
+        }
+        for policy, measured in found.items()
+        for one in measured
+        for number, step in enumerate(one.steps)
+    ]  # fmt: skip
 
 
 def measure(policy: str, tracked: int, steps: int, kernels: Kernels) -> Measurement:
@@ -191,6 +206,7 @@ def summary(measured: list[Measurement]) -> dict[str, Any]:
         "table_bytes_per_live_token": bar.bytes_per_token,
         "decision_us_by_tracked": {m.tracked: m.microseconds(*BAR)[0] for m in measured},
         "whole_decision_us_by_tracked": {m.tracked: m.microseconds(*WHOLE)[0] for m in measured},
+        "policy_us_by_tracked": {m.tracked: m.microseconds("policy")[0] for m in measured},
     }
 
 

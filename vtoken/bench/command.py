@@ -1,32 +1,23 @@
-"""`vtoken bench NAME`."""
+"""`vtoken bench NAME`: one question of the evaluation; or what is made of the answers (`record`, `tables`)."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 
+from vtoken.bench import record, tables_command
+from vtoken.results import last_line
+from vtoken.results.outcome import Outcome
 
-@dataclass
-class Outcome:
-    """What a benchmark found: `values` by name, and whether its bar holds."""
-
-    id: str
-    passed: bool
-    values: dict[str, Any] = field(default_factory=dict)
+Run = Callable[[argparse.Namespace, Console], Outcome]
 
 
-Benchmark = Callable[[argparse.Namespace, Console], Outcome]
-
-
-def _of(module: str) -> Benchmark:
+def _of(module: str) -> Run:
     """`vtoken.bench.MODULE.run(model, console, quick=...)`, imported when it is called."""
 
     def run(arguments: argparse.Namespace, console: Console) -> Outcome:
@@ -53,48 +44,83 @@ def _identity(arguments: argparse.Namespace, console: Console) -> Outcome:
 def _quality(arguments: argparse.Namespace, console: Console) -> Outcome:
     from vtoken.bench import quality
 
-    return quality.run(arguments.model, console, arguments.quick, arguments.data, arguments.out)
+    return quality.run(arguments.model, console, arguments.quick, arguments.data)
 
 
-BENCHMARKS: dict[str, tuple[str, Benchmark]] = {
-    "bookkeeping": ("Q9: tables, policies and plans per step, by tracked requests; no engine", _of("bookkeeping")),
-    "copy": ("the copy engine against a plain copy of as many bytes", _of("copies")),
-    "frontier": ("Q4: the largest concurrency without a preemption, at a fixed block budget", _of("frontier")),
-    "heartbeats": ("what one controller takes of a large fleet's reports, and how old they get", _of("heartbeats")),
-    "identity": ("Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity),
-    "idle": ("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
-    "pressure": ("routing by room against simple rules, on two real replicas short of memory", _of("pressure")),
-    "quality": ("Q11: perplexity, needle recall and ROUGE-L by policy and share of tokens kept", _quality),
-    "reader": ("the strict reader against vLLM's own attention kernel", _of("reader")),
-    "routing": ("how long one routing decision takes, by size of the fleet; no engine", _of("routing")),
-    "rows": ("a relocated row against one in blocks one after another, on vLLM's own attention kernel", _of("rows")),
-    "scoring": ("what policies pay for scores and choices while they decode, at interval 64", _of("scoring")),
-    "soak": ("mixed traffic on a full pool, with aborts and preemptions: nothing leaks, no output is wrong", _soak),
-    "speed": ("Q12: decoding with ample memory at half the tokens, against unmodified vLLM", _of("speed")),
-}
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A question: its line of help, what answers it, and options of its own."""
+
+    help: str
+    run: Run
+    options: tuple[str, ...] = ()
+
+
+BENCHMARKS = {
+    "bookkeeping": Benchmark(
+        "Q9: tables, policies and plans per step, by tracked requests; no engine", _of("bookkeeping")
+    ),
+    "copy": Benchmark("the copy engine against a plain copy of as many bytes", _of("copies")),
+    "frontier": Benchmark(
+        "Q4: the largest concurrency without a preemption, at a fixed block budget", _of("frontier")
+    ),
+    "heartbeats": Benchmark(
+        "what one controller takes of a large fleet's reports, and how old they get", _of("heartbeats")
+    ),
+    "identity": Benchmark(
+        "Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity, ("data",)
+    ),
+    "idle": Benchmark("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
+    "pressure": Benchmark(
+        "Q13: routing by room against simple rules, on two real replicas short of memory", _of("pressure")
+    ),
+    "quality": Benchmark(
+        "Q11: perplexity, needle recall and ROUGE-L by policy and share of tokens kept", _quality, ("data",)
+    ),
+    "reader": Benchmark("the strict reader against vLLM's own attention kernel", _of("reader")),
+    "routing": Benchmark("how long one routing decision takes, by size of the fleet; no engine", _of("routing")),
+    "rows": Benchmark(
+        "a relocated row against one in blocks one after another, on vLLM's own attention kernel", _of("rows")
+    ),
+    "scoring": Benchmark("what policies pay for scores and choices while they decode, at interval 64", _of("scoring")),
+    "soak": Benchmark(
+        "Q8: mixed traffic on a full pool, with aborts and preemptions: nothing leaks, no output is wrong",
+        _soak, ("minutes",),
+    ),
+    "speed": Benchmark("Q12: decoding with ample memory at half the tokens, against unmodified vLLM", _of("speed")),
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the subcommand."""
-    lines = "; ".join(f"{name}: {text}" for name, (text, _) in BENCHMARKS.items())
-    parser.add_argument("name", choices=BENCHMARKS, help=lines)
+    """Declare every benchmark with its options, and the commands that work on result files."""
+    names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
+    for name, benchmark in BENCHMARKS.items():
+        _add_benchmark(names.add_parser(name, help=benchmark.help, description=benchmark.help), benchmark)
+    for name, module in (("record", record), ("tables", tables_command)):
+        one = names.add_parser(name, help=module.HELP, description=module.HELP)
+        module.add_arguments(one)
+        one.set_defaults(answer=module.run)
+
+
+def _add_benchmark(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
     parser.add_argument("--quick", action="store_true", help="a shorter run")
-    parser.add_argument("--minutes", type=float, help="length of a soak (default 30; 3 with --quick)")
-    parser.add_argument(
-        "--data", default=os.environ.get("VTOKEN_DATA"), help="directory with books, for quality and identity"
-    )
-    parser.add_argument("--out", help="directory for CSV and plots, of quality")
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL", ".cache/models/SmolLM2-135M-Instruct"))
+    if "data" in benchmark.options:
+        parser.add_argument("--data", default=os.environ.get("VTOKEN_DATA"), help="directory with books")
+    if "minutes" in benchmark.options:
+        parser.add_argument("--minutes", type=float, help="length of the traffic (default 30; 3 with --quick)")
+    last_line.add_arguments(parser)
+    parser.set_defaults(answer=lambda arguments: _measure(benchmark, arguments))
+
+
+def _measure(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    last_line.directory(arguments)  # a wrong one is refused now, not after an hour
+    return last_line.finish(benchmark.run(arguments, Console(stderr=True)), arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one benchmark; 0 when its bar holds, 1 otherwise."""
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    console = Console(stderr=True)
-    outcome = BENCHMARKS[arguments.name][1](arguments, console)
-    line = asdict(outcome)
-    line["pass"] = line.pop("passed")
-    line["command"] = " ".join(["vtoken", *sys.argv[1:]])
-    print(json.dumps(line), flush=True)
-    return 0 if outcome.passed else 1
+    """Run what was chosen; 0 when its bar holds, 1 otherwise."""
+    answer: Callable[[argparse.Namespace], int] = arguments.answer
+    return answer(arguments)

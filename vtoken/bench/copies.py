@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.bench.pairs import Ratio, alternate, ratio
 from vtoken.device.cpu_copy import CpuCopyEngine
+from vtoken.results.outcome import Outcome
 
 LAYERS, BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM = 4, 600, 8, 16, 128
 TOKENS = 1024
@@ -46,13 +46,21 @@ def run(model: str, console: Console, *, quick: bool) -> Outcome:  # noqa: ARG00
     """Measure every kind of moves and data type."""
     torch.set_num_threads(1)  # the engine copies on one thread
     found: dict[str, dict[str, Ratio]] = {"lines": {}, "bytes": {}}
+    raw: list[dict[str, Any]] = []
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
-        for kind, (asked, touched, us) in compare(dtype, QUICK_PAIRS if quick else PAIRS).items():
-            found["bytes"][f"{kind}-{name}"], found["lines"][f"{kind}-{name}"] = asked, touched
-            console.log(f"{kind:8} {name:9} {asked} by bytes, {touched} by lines   {us:6.2f} us per token and layer")
+        for kind, pairs in compare(dtype, QUICK_PAIRS if quick else PAIRS).items():
+            for by, (plain, ours) in pairs.items():
+                found[by][f"{kind}-{name}"] = ratio(plain, ours)
+                raw += [
+                    {"moves": kind, "dtype": name, "by": by, "plain_s": one, "engine_s": other}
+                    for one, other in zip(plain, ours, strict=True)
+                ]
+            us = 1e6 * statistics.median(pairs["bytes"][1]) / TOKENS / LAYERS
+            both = ", ".join(f"{found[by][f'{kind}-{name}']} by {by}" for by in pairs)
+            console.log(f"{kind:8} {name:9} {both}   {us:6.2f} us per token and layer")
     values = {by: {name: one.to_mapping() for name, one in ratios.items()} for by, ratios in found.items()}
-    return Outcome("copy", holds(found), values)
+    return Outcome("copy", holds(found), values, samples=raw)
 
 
 def moves(rng: np.random.Generator) -> dict[str, Pair]:
@@ -77,8 +85,8 @@ def touched_lines(slots: np.ndarray[Any, Any], itemsize: int) -> int:
     return KV_HEADS * len(np.unique(elements * itemsize // LINE))
 
 
-def compare(dtype: torch.dtype, pairs: int) -> dict[str, tuple[Ratio, Ratio, float]]:
-    """By kind: plain / engine, by bytes and by lines, and the engine's microseconds per token and layer.
+def compare(dtype: torch.dtype, pairs: int) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+    """By kind of moves: seconds of plain copies and of the engine, by bytes and by lines.
 
     Raises:
         RuntimeError: bytes did not arrive as they left.
@@ -91,11 +99,10 @@ def compare(dtype: torch.dtype, pairs: int) -> dict[str, tuple[Ratio, Ratio, flo
     for kind, (src, dst) in moves(np.random.default_rng(3)).items():
         lines = LAYERS * (touched_lines(src, dtype.itemsize) + touched_lines(dst, dtype.itemsize)) // 2
         engine.copy(src, dst)
-        by_bytes, by_lines = (_against_plain(engine, src, dst, size, pairs) for size in (asked, lines * LINE))
+        sizes = {"bytes": asked, "lines": lines * LINE}
+        result[kind] = {by: _against_plain(engine, src, dst, size, pairs) for by, size in sizes.items()}
         if engine.verify(src, dst):
             raise RuntimeError(f"{kind}: the copy is wrong")
-        us = 1e6 * statistics.median(by_bytes[1]) / TOKENS / LAYERS
-        result[kind] = (ratio(*by_bytes), ratio(*by_lines), us)
     return result
 
 

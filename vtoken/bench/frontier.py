@@ -12,21 +12,27 @@ S copied tokens per freed block, and rows stay packed: no request holds a block 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.core.config import VTokenConfig
 from vtoken.core.telemetry import Snapshot
 from vtoken.engine.offline import OfflineEngine
+from vtoken.results.outcome import Outcome
 
 BLOCK_SIZE = 16
 THROUGHPUT_BAR = 1.3
 PACKING_BAR = 0.05
 """F may exceed by so much what the last, partly filled block of each request makes unavoidable."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "eager": {}, "lazy": {"relocation": "lazy", "headroom_blocks": 8}, "naive": {"variant": "naive"},
+    "native": {"variant": "native"},
+}  # fmt: skip
+"""Settings by name; `lazy` is the paper's own design."""
 
 LAZY_BAR = 1.6
 """Frontier over that of naive for the paper's own design (5 -> 8), in the first scene."""
@@ -87,19 +93,36 @@ class Trial:
 
 def run(model: str, console: Console, quick: bool) -> Outcome:
     """All scenes; the first also with the paper's own design and with evictions that are only hidden."""
-    values: dict[str, Any] = {}
-    passed = True
+    outcome = Outcome("frontier")
     for index, scene in enumerate(QUICK if quick else FULL):
-        found, holds = _scene(model, scene, console, whole=index == 0)
-        values[scene.name] = found
-        passed &= holds
-    return Outcome("frontier", passed, values)
+        trials = _trials(model, scene, console, whole=index == 0)
+        outcome.values[scene.name], holds = judge(scene, trials)
+        outcome.holds &= holds
+        outcome.samples += [
+            {"scene": scene.name, "blocks": scene.blocks - 1, "variant": variant, **asdict(trial)}
+            for variant, tried in trials.items() for trial in tried
+        ]  # fmt: skip
+    return outcome
 
 
-def _scene(model: str, scene: Scene, console: Console, *, whole: bool) -> tuple[dict[str, Any], bool]:
+def _trials(model: str, scene: Scene, console: Console, *, whole: bool) -> dict[str, list[Trial]]:
+    """Trials of one scene by variant; `whole`: of all variants."""
+    candidates: dict[str, Sequence[int]] = {
+        "eager": range(scene.target, scene.target + 3),
+        "native": [scene.target],
+        "naive": range(scene.unevicted, scene.unevicted + 3),
+        "lazy": range(scene.unevicted + 2, scene.target + 1),
+    }
+    return {
+        variant: _search(model, scene, variant, concurrencies, console)
+        for variant, concurrencies in candidates.items()
+        if whole or variant in {"eager", "native"}
+    }
+
+
+def judge(scene: Scene, trials: Mapping[str, list[Trial]]) -> tuple[dict[str, Any], bool]:
     """What one scene found, and whether its bars hold."""
-    eager = _search(model, scene, {}, range(scene.target, scene.target + 3), console)
-    native = _search(model, scene, {"variant": "native"}, [scene.target], console)
+    eager, native = trials["eager"], trials["native"]
     best = _at_frontier(eager)
     speedup = best.tokens_per_s / native[0].tokens_per_s
     moved = best.moves / max(best.released, 1)
@@ -108,14 +131,13 @@ def _scene(model: str, scene: Scene, console: Console, *, whole: bool) -> tuple[
         "native_preemptions_at_that_load": native[0].preemptions, "moves_per_freed_block": round(moved, 1),
         "excess_waste": round(best.excess_waste, 3), "excess_blocks_per_request": round(best.excess_blocks, 2),
         "blocks": scene.blocks - 1,
+        "tokens_per_s": {variant: _at_frontier(tried).tokens_per_s for variant, tried in trials.items()},
     }  # fmt: skip
     holds = _frontier(eager) >= scene.target and moved <= BLOCK_SIZE
     holds &= speedup >= THROUGHPUT_BAR or scene in QUICK
     holds &= best.excess_waste <= PACKING_BAR and best.excess_blocks <= 1.0
-    if whole:
-        naive = _search(model, scene, {"variant": "naive"}, range(scene.unevicted, scene.unevicted + 3), console)
-        paper = {"relocation": "lazy", "headroom_blocks": 8}
-        lazy = _search(model, scene, paper, range(scene.unevicted + 2, scene.target + 1), console)
+    if "naive" in trials:
+        naive, lazy = trials["naive"], trials["lazy"]
         found |= {
             "naive": _frontier(naive),
             "lazy": _frontier(lazy),
@@ -125,9 +147,7 @@ def _scene(model: str, scene: Scene, console: Console, *, whole: bool) -> tuple[
     return found, bool(holds)
 
 
-def _search(
-    model: str, scene: Scene, settings: dict[str, Any], candidates: Sequence[int], console: Console
-) -> list[Trial]:
+def _search(model: str, scene: Scene, variant: str, candidates: Sequence[int], console: Console) -> list[Trial]:
     """Trials of one variant on one engine, in ascending order up to the first with a preemption."""
     policy = {
         "policy": scene.policy,
@@ -136,7 +156,7 @@ def _search(
         "interval_tokens": scene.interval,
     }
     engine = OfflineEngine(
-        model, VTokenConfig.from_mapping({"policy": policy, **settings}),
+        model, VTokenConfig.from_mapping({"policy": policy, **VARIANTS[variant]}),
         dtype="bfloat16", block_size=BLOCK_SIZE, max_model_len=scene.tokens + 100, max_num_seqs=32,
         num_gpu_blocks_override=scene.blocks, kv_cache_memory_bytes=1 << 29, enable_prefix_caching=scene.caching,
     )  # fmt: skip
@@ -145,7 +165,7 @@ def _search(
         engine.run(["Warm up."], max_tokens=4)
         for concurrency in candidates:
             trials.append(_trial(engine, concurrency, scene))
-            console.log(f"{scene.name}, {settings or 'eager'}: {trials[-1]}")
+            console.log(f"{scene.name}, {variant}: {trials[-1]}")
             if trials[-1].preemptions:
                 break
     finally:

@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.core.fleet import FleetView
 from vtoken.core.telemetry import Heartbeat
+from vtoken.results.outcome import Outcome
 
 REPLICAS = 1000
 PERIOD_S = 0.1

@@ -26,7 +26,6 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.bench.parts import Part
 from vtoken.bench.prompts import RequestMaker
 from vtoken.bench.reference import TOLERANCE, Reference, compare, one_key_less, summary
@@ -34,6 +33,7 @@ from vtoken.bench.traces import TracedEngine
 from vtoken.core.config import VTokenConfig
 from vtoken.core.policies import policy_names
 from vtoken.core.telemetry import Snapshot
+from vtoken.results.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from vtoken.bench import stepper
-from vtoken.bench.command import Outcome
 from vtoken.bench.pairs import ratio
 from vtoken.bench.twins import Pair, Twins
+from vtoken.results.outcome import Outcome
 
 SHARE_BAR = 0.01
 """Of the step time, inside the substrate."""
@@ -61,7 +61,21 @@ def run(model: str, console: Console, *, quick: bool) -> Outcome:
             console.log(f"control: {values_of(control)}")
     values = values_of(found)
     unmodified = {name: value["cpu_per_token_over_native"] for name, value in values_of(control).items()}
-    return Outcome("idle", all(map(holds, values.values())), {**values, "control": unmodified})
+    samples = [*_rows("vtoken", found), *_rows("control", control)]
+    return Outcome("idle", all(map(holds, values.values())), {**values, "control": unmodified}, samples=samples)
+
+
+def _rows(kind: str, found: Found) -> list[dict[str, Any]]:
+    """One row per pair; seconds of whole runs."""
+    return [
+        {
+            "kind": kind, "concurrency": concurrency, "steps": pair.ours.steps, "tokens": pair.ours.tokens,
+            "cpu_s": pair.ours.cpu_s, "native_cpu_s": pair.native.cpu_s, "wall_s": pair.ours.wall_s,
+            "native_wall_s": pair.native.wall_s, "substrate_s": pair.ours.substrate_s, "identical": pair.identical,
+        }
+        for concurrency, pairs in found.items()
+        for pair in pairs
+    ]  # fmt: skip
 
 
 def _measure(model: str, config: dict[str, Any] | None, scale: Scale, found: Found) -> None:

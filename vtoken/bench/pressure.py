@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.core.routing import Mode
+from vtoken.results.outcome import Outcome
 
 if TYPE_CHECKING:
     from vtoken.serving.local import LocalFleet
@@ -72,7 +72,16 @@ def run(model: str, console: Console, quick: bool = False) -> Outcome:
         tight = _rounds(fleet, console, (*BASELINES, Mode.ROOM), CLIENTS, rounds, seconds)
         age_s = _fleet(fleet)["router"]["telemetry_age_s"]
         easy = _rounds(fleet, console, (Mode.POWER_OF_TWO, Mode.ROOM), FEW_CLIENTS, rounds, seconds)
-    outcome = judge(tight, easy)
+    outcome = judge(*({mode: _summed(one, seconds) for mode, one in found.items()} for found in (tight, easy)))
+    outcome.samples = [
+        {
+            "clients": clients, "rule": mode, "round": number, "seconds": seconds, "good": tally.good,
+            "late": tally.late, "failed": tally.failed, "preemptions": preemptions,
+        }
+        for clients, found in ((CLIENTS, tight), (FEW_CLIENTS, easy))
+        for mode, results in found.items()
+        for number, (tally, preemptions) in enumerate(results)
+    ]  # fmt: skip
     outcome.values["telemetry_age_s"] = {key: age_s[key] for key in ("count", "p50", "p99")}
     return outcome
 
@@ -112,8 +121,8 @@ def _arguments(model: str) -> dict[str, Any]:
 
 def _rounds(
     fleet: LocalFleet, console: Console, modes: tuple[Mode, ...], clients: int, rounds: int, seconds: float
-) -> dict[str, dict[str, Any]]:
-    """Results by rule, summed over the rounds."""
+) -> dict[str, list[tuple[Tally, int]]]:
+    """What the clients of each round saw, and its preemptions, by rule."""
     from vtoken.serving.disturb import tune
 
     found: dict[str, list[tuple[Tally, int]]] = {mode.value: [] for mode in modes}
@@ -125,7 +134,7 @@ def _rounds(
             tally = _load(fleet.url, clients, seconds)
             found[mode].append((tally, _preemptions(fleet) - before))
             console.print(f"{clients} clients, {mode}: {tally.good} good, {tally.late} late, {tally.failed} failed")
-    return {mode: _summed(results, seconds) for mode, results in found.items()}
+    return found
 
 
 def _summed(results: list[tuple[Tally, int]], seconds: float) -> dict[str, Any]:

@@ -17,19 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from vtoken.bench import quality_report
-from vtoken.bench.command import Outcome
 from vtoken.bench.quality_engine import FULL_CACHE, Case, QualityEngine, quality_engine
 from vtoken.bench.quality_reasons import EVERY_LAYER, Experiments, Reasons
 from vtoken.bench.quality_scores import MONOTONE_TOLERANCE, Likeness, Perplexity, falls, perplexity, rouge_l
 from vtoken.bench.quality_texts import Texts
 from vtoken.core.policies import policy_names
+from vtoken.results.outcome import Outcome
 
 MIDDLE = 0.5
 """The ratio at which policies are compared with each other."""
@@ -188,8 +187,8 @@ def ordering_as_published(recall: dict[Case, list[bool]]) -> bool:
     return sum(recall[Case("random", MIDDLE)]) < sum(recall[Case("streaming_llm", MIDDLE)])
 
 
-def run(model: str, console: Console, quick: bool, data: str | None, out: str | None) -> Outcome:
-    """Measure; `data`: directory with books; `out`: directory for the CSV and the plots.
+def run(model: str, console: Console, quick: bool, data: str | None) -> Outcome:
+    """Measure; `data`: directory with books.
 
     Raises:
         ConfigError: there are no books, or too little text.
@@ -214,10 +213,6 @@ def run(model: str, console: Console, quick: bool, data: str | None, out: str | 
     results = measured.results
     for table in quality_report.tables(results.perplexity, results.recall, results.likeness):
         console.print(table)
-    if out is not None:
-        quality_report.write(
-            Path(out), quality_report.rows(results.perplexity, results.recall, results.likeness), console
-        )
     return outcome(results)
 
 
@@ -230,4 +225,5 @@ def outcome(results: Results) -> Outcome:
         "unmonotone": {tokens: found for tokens, found in wrong.items() if found},
         "ordering_as_published": ordering_as_published(results.recall),
     }  # fmt: skip
-    return Outcome("quality", not results.faults and not any(wrong.values()), values)
+    rows = quality_report.rows(results.perplexity, results.recall, results.likeness)
+    return Outcome("quality", not results.faults and not any(wrong.values()), values, samples=[*map(asdict, rows)])

@@ -1,15 +1,11 @@
-"""Results of quality measurements as tables, as one CSV, and as plots where matplotlib is installed."""
+"""Results of quality measurements as tables, and as rows of one CSV."""
 
 from __future__ import annotations
 
-import csv
-import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from vtoken.bench.quality_engine import FULL_CACHE, Case
@@ -92,34 +88,3 @@ def _table(title: str, cells: Mapping[Case, str]) -> Table:
     for policy in dict.fromkeys(case.policy for case in cells):
         table.add_row(policy, *(cells.get(Case(policy, ratio), "") for ratio in ratios))
     return table
-
-
-def write(directory: Path, found: Sequence[Row], console: Console) -> None:
-    """`quality.csv`, and `quality_MEASURE.png` where matplotlib is installed."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "quality.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(Row.__dataclass_fields__))
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in found)
-    console.log(f"wrote {directory / 'quality.csv'}")
-    try:
-        pyplot = importlib.import_module("matplotlib.pyplot")
-    except ImportError:
-        console.log("no plots: matplotlib is not installed (it is in the extra `bench` of this package)")
-        return
-    for measure, tokens in dict.fromkeys((row.measure, row.tokens) for row in found):
-        _plot(pyplot, directory, [row for row in found if (row.measure, row.tokens) == (measure, tokens)])
-
-
-def _plot(pyplot: Any, directory: Path, found: Sequence[Row]) -> None:
-    """One line per policy, over the share kept."""
-    figure, axes = pyplot.subplots()
-    full = [(row.keep_ratio, row.value) for row in found if row.policy == FULL_CACHE.policy]
-    for policy in dict.fromkeys(row.policy for row in found if row.policy != FULL_CACHE.policy):
-        points = sorted(full + [(row.keep_ratio, row.value) for row in found if row.policy == policy])
-        axes.plot(*zip(*points, strict=True), marker="o", label=policy)
-    first = found[0]
-    axes.set(xlabel="share of tokens kept", ylabel=first.measure.replace("_", " "))
-    axes.legend()
-    figure.savefig(directory / f"quality_{first.measure}{f'_{first.tokens}' if first.tokens else ''}.png")
-    pyplot.close(figure)

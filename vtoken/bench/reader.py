@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.bench.native import BLOCK_SIZE, Case, native_attention
 from vtoken.bench.pairs import Ratio, compare_calls, ratio
 from vtoken.device.strict_reader import StrictRows, attend, warm_up
+from vtoken.results.outcome import Outcome
 
 BAR = 4.0
 """Times the native kernel, when decoding clean and holey rows."""
@@ -41,11 +41,16 @@ def run(model: str, console: Console, *, quick: bool) -> Outcome:  # noqa: ARG00
     for dtype in DTYPES:
         warm_up(dtype)
     found: dict[str, Ratio] = {}
+    raw: list[dict[str, Any]] = []
     for case in _cases(quick):
-        for layout, one in compare(case).items():
-            found[f"{case.name}-{layout}"] = one
+        for layout, pairs in compare(case).items():
+            found[f"{case.name}-{layout}"] = one = ratio(*pairs)
+            raw += [
+                {"case": case.name, "layout": layout, "strict_cpu_s": ours, "native_cpu_s": theirs}
+                for ours, theirs in zip(*pairs, strict=True)
+            ]
             console.log(f"{case.name:44} {layout:10} {one} x native")
-    return Outcome("reader", holds(found), {name: one.to_mapping() for name, one in found.items()})
+    return Outcome("reader", holds(found), {name: one.to_mapping() for name, one in found.items()}, samples=raw)
 
 
 def _cases(quick: bool) -> list[Case]:
@@ -55,15 +60,15 @@ def _cases(quick: bool) -> list[Case]:
     return decode + [Case(*shape, dtype, 1024, 1, 512) for shape in SHAPES for dtype in DTYPES]
 
 
-def compare(case: Case) -> dict[str, Ratio]:
-    """Strict over native by layout."""
+def compare(case: Case) -> dict[str, tuple[list[float], list[float]]]:
+    """CPU seconds per call of the strict reader and of the native kernel, by layout."""
     cache, query = case.tensors()
     ours, theirs = torch.empty_like(query), torch.empty_like(query)
     blocks = case.owned_blocks()[:, : case.live // BLOCK_SIZE].contiguous()
     native = native_attention(case, query, cache, theirs, blocks)
     result = {}
     for layout in LAYOUTS:
-        result[layout] = ratio(*compare_calls(_strict(case, layout, query, cache, ours), native, PAIRS))
+        result[layout] = compare_calls(_strict(case, layout, query, cache, ours), native, PAIRS)
         if layout == "clean":
             torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
     return result

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.core.columns import FleetColumns, row_of, table_of
 from vtoken.core.desk import Desk
 from vtoken.core.pressure import Level
 from vtoken.core.routing import RouteHint, RoutingTunables
 from vtoken.core.telemetry import Snapshot
+from vtoken.results.outcome import Outcome
 
 SIZES = (8, 64, 256, 1000)
 BARS_US = {64: 25.0, 1000: 150.0}

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.bench.native import BLOCK_SIZE, Case, native_attention
 from vtoken.bench.pairs import Ratio, compare_calls, ratio
+from vtoken.results.outcome import Outcome
 
 BAR = 1.02
 """CPU seconds of a dense row over those of a native row in a used pool."""
@@ -47,13 +47,18 @@ def run(model: str, console: Console, *, quick: bool) -> Outcome:  # noqa: ARG00
     pairs = QUICK_PAIRS if quick else PAIRS
     values: dict[str, Any] = {}
     found: dict[str, dict[str, Ratio]] = {}
+    raw: list[dict[str, Any]] = []
     for kind, native in NATIVE.items():
         samples = {case.name: compare(case, native, pairs) for case in cases}
         every = ratio(*([second for pair in samples.values() for second in pair[side]] for side in (0, 1)))
         found[kind] = {"all": every, **{name: ratio(*pair) for name, pair in samples.items()}}
         values[kind] = {name: one.to_mapping() for name, one in found[kind].items()}
+        raw += [
+            {"native_row": kind, "case": name, "relocated_cpu_s": ours, "native_cpu_s": theirs}
+            for name, pair in samples.items() for ours, theirs in zip(*pair, strict=True)
+        ]  # fmt: skip
         console.log(kind, values[kind])
-    return Outcome("rows", holds(found["used"]), values)
+    return Outcome("rows", holds(found["used"]), values, samples=raw)
 
 
 def fresh(case: Case) -> torch.Tensor:

@@ -30,11 +30,11 @@ from rich.console import Console
 
 from vtoken.bench import stepper
 from vtoken.bench.child import Child
-from vtoken.bench.command import Outcome
 from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost, Stepper, prompts
 from vtoken.core.policies import Policy, RequestView, load_policy, needs_of, policy_names
 from vtoken.core.scores import Needs
+from vtoken.results.outcome import Outcome
 
 INTERVAL, BUDGET, BATCH = 64, 512, 4
 PROMPT = BUDGET + INTERVAL
@@ -156,7 +156,22 @@ def run(model: str, console: Console, *, quick: bool) -> Outcome:
                 console.log(f"round {index + 1}, {name}: {summary(name, pairs)}")
     values = {name: summary(name, pairs) for name, pairs in found.items()}
     passed = all(holds(name, values[name]) for name in scale.policies)
-    return Outcome("scoring", passed, {**values, "interval_tokens": INTERVAL, "budget_tokens": BUDGET, "batch": BATCH})
+    shape = {"interval_tokens": INTERVAL, "budget_tokens": BUDGET, "batch": BATCH}
+    return Outcome("scoring", passed, {**values, **shape}, samples=_rows(found))
+
+
+def _rows(found: Mapping[str, Sequence[Pair]]) -> list[dict[str, Any]]:
+    """One row per decision interval."""
+    return [
+        {
+            "policy": name, "round": number, "side": side, "interval": index, "cpu_s": cost.cpu_s,
+            "wall_s": cost.wall_s, "substrate_s": cost.substrate_s, "inside_of_round": one.inside,
+        }
+        for name, pairs in found.items()
+        for number, pair in enumerate(pairs)
+        for side, one in zip(("policy", "baseline"), pair, strict=True)
+        for index, cost in enumerate(one.intervals)
+    ]  # fmt: skip
 
 
 def _pair(engine: Child, name: str, intervals: int, *, policy_first: bool) -> Pair:

@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
-from vtoken.bench.command import Outcome
 from vtoken.bench.soak_run import Counts, Soak, SoakEngine, choose_probes
 from vtoken.bench.soak_traffic import Arrival, Reference
 from vtoken.core.config import VTokenConfig
 from vtoken.core.telemetry import Snapshot
+from vtoken.results.outcome import Outcome
 
 MINUTES, QUICK_MINUTES = 30.0, 3.0
 """Length of the traffic; starting the engines comes on top."""

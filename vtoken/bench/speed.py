@@ -19,9 +19,9 @@ from rich.console import Console
 
 from vtoken.bench import stepper
 from vtoken.bench.child import Child
-from vtoken.bench.command import Outcome
 from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost, Stepper
+from vtoken.results.outcome import Outcome
 
 NATIVE = "native"
 INTERVAL = 32
@@ -69,7 +69,22 @@ def run(model: str, console: Console, *, quick: bool) -> Outcome:
                     console.log(f"start {start + 1}, {context} tokens: {summary(found[context])}")
     values: dict[str, Any] = {str(context): summary(rounds) for context, rounds in found.items()}
     passed = holds(values)
-    return Outcome("speed", passed, {**values, "block_size": stepper.BLOCK_SIZE, "batch": scale.batch})
+    values |= {"block_size": stepper.BLOCK_SIZE, "batch": scale.batch}
+    return Outcome("speed", passed, values, samples=_rows(found))
+
+
+def _rows(found: Mapping[int, Sequence[Round]]) -> list[dict[str, Any]]:
+    """One row per decision interval."""
+    return [
+        {
+            "context": context, "round": number, "engine": name, "interval": index, "tokens": cost.tokens,
+            "cpu_s": cost.cpu_s, "wall_s": cost.wall_s, "substrate_s": cost.substrate_s,
+        }
+        for context, rounds in found.items()
+        for number, measured in enumerate(rounds)
+        for name, costs in measured.items()
+        for index, cost in enumerate(costs)
+    ]  # fmt: skip
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from vtoken.demo.children import run_json
 from vtoken.environment import check_environment
 from vtoken.models.hugging_face import validate_model_directory
 from vtoken.processes import Mark
+from vtoken.results import last_line
 from vtoken.serving.local import LocalFleet
 from vtoken.serving.settings import DeploymentSettings
 from vtoken.serving.status import WIDE_AT
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the server up until Ctrl-C")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL"), help="model directory")
+    last_line.add_arguments(parser)
     arguments = parser.parse_args()
     return attended("demo", lambda console: run(arguments, console), interrupted=130)
 
@@ -58,6 +60,7 @@ def attended(name: str, work: Callable[[Console], int], interrupted: int) -> int
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Both parts and the summary."""
     started = time.monotonic()
+    last_line.directory(arguments)  # a wrong one is refused now, not after minutes
     settings = load_settings(arguments.model)
 
     fleet = LocalFleet(settings, arguments.port, progress=stoppable(console.log))
@@ -69,6 +72,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         result = summary.result(measured, tally, state, time.monotonic() - started)
         summary.show(console, measured, tally)
         missed = summary.missed_bars(result)
+        last_line.keep(summary.outcome(result, measured, missed), arguments, "make demo")
         for bar in missed:
             console.print(f"missed: {bar}", style="red", markup=False)
         if arguments.keep:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vtoken.demo.traffic import REQUESTS, Tally
+from vtoken.results.outcome import Outcome
 
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("peak blocks in use", "peak_blocks", "{:,}"),
@@ -69,6 +70,12 @@ def show(console: Console, measured: Mapping[str, Any], tally: Tally) -> None:
     console.print(f"fleet: {tally.requests} requests, {tally.tokens:,} tokens streamed, {tally.errors} errors")
     if tally.first_error:
         console.print(f"first error: {tally.first_error}", style="red", markup=False)
+
+
+def outcome(values: Mapping[str, Any], measured: Mapping[str, Any], missed: list[str]) -> Outcome:
+    """For a result file: the last line, and the figures of every variant without its texts."""
+    compared = {variant: {key: one[key] for key in one if key != "texts"} for variant, one in measured.items()}
+    return Outcome("demo", values={**values, "compared": compared}, failures=missed)
 
 
 def missed_bars(values: Mapping[str, Any]) -> list[str]:

@@ -7,5 +7,5 @@ A drill is one line in `command.DRILLS` and a module with
     prepare()                        optional: called before a fleet of its own starts
     OWN_FLEET: bool                  optional: True if the drill reaches into processes, which needs a fleet of its own
 
-Every drill ends with one line of JSON: {"drill", "pass", "values"}; the exit status is 0 only if it passes.
+Every drill ends with one line of JSON (`vtoken.results.outcome`); the exit status is 0 only if it passes.
 """

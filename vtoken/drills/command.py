@@ -11,8 +11,9 @@ from types import ModuleType
 from rich.console import Console
 
 from vtoken.core.errors import ConfigError
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.world import World, deployment
+from vtoken.results import last_line
+from vtoken.results.outcome import Outcome
 from vtoken.serving.local import LocalFleet
 from vtoken.serving.settings import DeploymentSettings
 from vtoken.signals import stop_on_signals, stoppable
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a shorter drill")
     parser.add_argument("--model", default=os.environ.get("VTOKEN_MODEL", ".cache/models/SmolLM2-135M-Instruct"))
     parser.add_argument("--port", type=int, default=0, help="of the fleet that is started; 0 takes a free one")
+    last_line.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,14 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
         StatusError: nothing answers at the address.
     """
     stop_on_signals()
+    last_line.directory(arguments)  # a wrong one is refused now, not after the drill
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     console = Console(stderr=True, log_path=False)
     module = importlib.import_module(f"vtoken.drills.{DRILLS[arguments.name][1]}")
     outcome = _against_address(module, arguments) if arguments.address else _against_own(module, arguments, console)
     for failure in outcome.failures:
         console.print(f"failed: {failure}", style="red", markup=False)
-    print(outcome.to_json(), flush=True)
-    return 0 if outcome.passed else 1
+    return last_line.finish(outcome, arguments)
 
 
 def _against_address(module: ModuleType, arguments: argparse.Namespace) -> Outcome:

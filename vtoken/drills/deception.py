@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from vtoken.core.trust import FLOOR
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.traffic import Recording, Traffic, chat_body
 from vtoken.drills.world import DrillError, World
+from vtoken.results.outcome import Outcome
 
 SETTINGS: dict[str, Any] = {"allow_faults": True, "vtoken": {"policy": {"policy": "none"}}}
 OWN_FLEET = True
@@ -47,7 +47,7 @@ def run(drill: str, world: World, quick: bool, begin: Fault, end: Fault, recover
         end: ends it.
         recovered: whether the router decides by the reports of all again.
     """
-    outcome = Outcome(drill)
+    outcome = Outcome(f"drill-{drill}")
     rounds, seconds = (QUICK_ROUNDS, QUICK_RUN_S) if quick else (ROUNDS, RUN_S)
     tokens: dict[str, list[float]] = {ROOM: [], POWER_OF_TWO: []}
     for number in range(rounds):

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.traffic import CHAT, chat_body, send
 from vtoken.drills.world import World
+from vtoken.results.outcome import Outcome
 
 TOKENS = 1000
 """Of a request that nobody waits for: more than are generated while a client leaves."""
@@ -23,7 +23,7 @@ QUICK_ROUNDS = 2
 
 def run(world: World, quick: bool) -> Outcome:
     """Leave again and again; the bar is LIMIT_S from a client's end to an idle fleet."""
-    outcome = Outcome("disconnect")
+    outcome = Outcome("drill-disconnect")
     rounds = QUICK_ROUNDS if quick else ROUNDS
     kinds: dict[str, Callable[[World, int], None]] = {"stream": _leave_stream, "unary": _leave_unary}
     for kind, leave in kinds.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.upheaval import EVERY_S, EXACT, begin_streams, failovers, judge_answers, recover, unary_loops
 from vtoken.drills.world import DrillError, World
+from vtoken.results.outcome import Outcome
 
 SETTINGS = EXACT
 OWN_FLEET = True
@@ -15,7 +15,7 @@ LOOPS = 4
 
 def run(world: World, quick: bool) -> Outcome:
     """Two replicas, one, two; every answer must be whole."""
-    outcome = Outcome("drain")
+    outcome = Outcome("drill-drain")
     with unary_loops(world, LOOPS) as loops:
         traffic, streams = begin_streams(world, STREAMS, QUICK_TOKENS if quick else TOKENS, BEGUN)
         before = set(world.local.replica_pids())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vtoken.drills.deception import OWN_FLEET, SETTINGS, of_reports
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.world import World
+from vtoken.results.outcome import Outcome
 
 __all__ = ["OWN_FLEET", "SETTINGS", "run"]
 

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import httpx
 
 from vtoken.drills.fuzz_cases import CANARY, Case, by_hand, from_document, good
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.traffic import CHAT
 from vtoken.drills.world import World
+from vtoken.results.outcome import Outcome
 from vtoken.serving.status import KEY_VARIABLE, ask
 
 KEYS_VARIABLE = "VTOKEN_DRILL_KEYS"
@@ -45,7 +45,7 @@ def prepare() -> None:
 
 def run(world: World, quick: bool) -> Outcome:
     """Send every case, then look whether the fleet is as it was."""
-    key, outcome = os.environ[KEY_VARIABLE], Outcome("fuzz")
+    key, outcome = os.environ[KEY_VARIABLE], Outcome("drill-fuzz")
     document = ask(world.http, "/openapi.json", "openapi", str)
     cases = [
         *from_document(document, QUICK_MADE if quick else MADE, SEED),

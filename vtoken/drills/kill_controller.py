@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vtoken.drills import deception
 from vtoken.drills.deception import OWN_FLEET, SETTINGS
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.world import World
+from vtoken.results.outcome import Outcome
 from vtoken.serving.disturb import kill_controller, tune
 
 __all__ = ["OWN_FLEET", "SETTINGS", "run"]

@@ -6,7 +6,6 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.replays import differences, digits_of, losses
 from vtoken.drills.traffic import Recording, Traffic
 from vtoken.drills.upheaval import (
@@ -22,6 +21,7 @@ from vtoken.drills.upheaval import (
     unary_loops,
 )
 from vtoken.drills.world import World
+from vtoken.results.outcome import Outcome
 
 SETTINGS = EXACT
 OWN_FLEET = True
@@ -35,7 +35,7 @@ REPLAYS = 8
 
 def run(world: World, quick: bool) -> Outcome:
     """Kill, look, wait until two fresh replicas serve; so many times."""
-    outcome = Outcome("kill-replica")
+    outcome = Outcome("drill-kill-replica")
     tokens = QUICK_TOKENS if quick else TOKENS
     undisturbed = _undisturbed(world, tokens)
     streams: list[Recording] = []

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import psutil
 
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.traffic import CHAT, chat_body
 from vtoken.drills.world import World
+from vtoken.results.outcome import Outcome
 
 SETTINGS: Mapping[str, Any] = {
     "replicas": {"max_ongoing_requests": 4},
@@ -81,7 +81,7 @@ def overload(world: World, seconds: float, tokens: int = TOKENS) -> Outcome:
     """Overload a fleet for so long, with answers of so many tokens."""
     world.settle()
     gate = world.fleet()["admission"]
-    clients, tally, outcome = CLIENTS_PER_PLACE * gate["places"], Tally(), Outcome("overload")
+    clients, tally, outcome = CLIENTS_PER_PLACE * gate["places"], Tally(), Outcome("drill-overload")
     world.progress(f"{clients} clients at {gate['places']} places, a line of {gate['waiting_bound']}")
     end_s = time.monotonic() + seconds
     threads = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.upheaval import EXACT, begin_streams, failovers, judge_answers, recover, unary_loops
 from vtoken.drills.world import World, deployment
+from vtoken.results.outcome import Outcome
 from vtoken.serving.settings import DeploymentSettings
 
 SETTINGS = EXACT
@@ -16,7 +16,7 @@ LOOPS = 4
 
 def run(world: World, quick: bool) -> Outcome:
     """Deploy other settings, and wait until no old replica is left; every answer must be whole."""
-    outcome = Outcome("rolling-update")
+    outcome = Outcome("drill-rolling-update")
     changed = {**SETTINGS, "failover": {"wait_s": 61.0}}
     settings = DeploymentSettings.from_args(deployment(world.local.settings.model, changed))
     with unary_loops(world, LOOPS) as loops:

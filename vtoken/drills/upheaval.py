@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from vtoken.drills.outcome import Outcome
 from vtoken.drills.traffic import Recording, Traffic, chat_body
 from vtoken.drills.world import DrillError, World
+from vtoken.results.outcome import Outcome
 
 LOOPS = 8
 LOOP_TOKENS = 16

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from vtoken.core.errors import ConfigError
+from vtoken.results import last_line
+from vtoken.results.outcome import Outcome
 from vtoken.simulate.frontier import VARIANTS
 from vtoken.simulate.routers import ROUTERS
 from vtoken.simulate.traces import TRACES
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--variant", choices=sorted(VARIANTS), default="eager", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--out", help="directory for CSV files and, with matplotlib, a picture")
+    last_line.add_arguments(parser, "; of one fleet also its time series, as CSV and, with matplotlib, as a picture")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,23 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: no data directory, or a file is missing in it.
     """
+    last_line.directory(arguments)  # a wrong one is refused now, not after the run
     if not arguments.data:
         raise ConfigError("data", arguments.data, "a directory with traces (--data DIR or VTOKEN_DATA)")
     if arguments.check:
         from vtoken.simulate.check import check
 
-        return report("simulate-check", *check(Path(arguments.data)))
-    return _study(arguments) if arguments.study else _one(arguments)
+        values, holds = check(Path(arguments.data))
+        return last_line.finish(Outcome("simulate-check", holds, values), arguments)
+    return last_line.finish(_study(arguments) if arguments.study else _one(arguments), arguments)
 
 
-def report(name: str, values: dict[str, Any], holds: bool) -> int:
-    """Print the last line; the exit status."""
-    line = {"id": name, "pass": holds, "values": values, "command": " ".join(["vtoken", *sys.argv[1:]])}
-    print(json.dumps(line), flush=True)
-    return 0 if holds else 1
-
-
-def _one(arguments: argparse.Namespace) -> int:
+def _one(arguments: argparse.Namespace) -> Outcome:
     from vtoken.simulate.calibration import grid
     from vtoken.simulate.fleet import Fleet, FleetShape
     from vtoken.simulate.outcome import ServiceLevel, plot_series, summary, write_series
@@ -86,19 +80,16 @@ def _one(arguments: argparse.Namespace) -> int:
         out = Path(arguments.out)
         write_series(out / "series.csv", outcome)
         plot_series(out / "series.png", outcome)
-    return report("simulate", values, holds=values["done"] + values["failed"] == len(work))
+    return Outcome("simulate", values["done"] + values["failed"] == len(work), values)
 
 
-def _study(arguments: argparse.Namespace) -> int:
-    from vtoken.simulate.outcome import write_rows
+def _study(arguments: argparse.Namespace) -> Outcome:
     from vtoken.simulate.study import study, verdicts
 
     log = Console(stderr=True).log
     rows = study(Path(arguments.data), arguments.replicas, arguments.case, arguments.seed, log)
     found = verdicts(rows)
-    if arguments.out and rows:
-        write_rows(Path(arguments.out) / "study.csv", rows)
-        write_rows(Path(arguments.out) / "verdicts.csv", found)
     words = {word: sum(one["verdict"] == word for one in found) for word in ("wins", "ties", "loses")}
     worst = min((one["over_best"] for one in found), default=0.0)
-    return report("simulate-study", {**words, "worst_over_best": round(worst, 3)}, holds=bool(found) and worst >= 0.98)
+    values = {**words, "worst_over_best": round(worst, 3), "verdicts": found}
+    return Outcome("simulate-study", bool(found) and worst >= 0.98, values, samples=rows)

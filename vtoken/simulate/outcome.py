@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vtoken.results.files import write_csv
 from vtoken.simulate.fleet import SERIES, Outcome
 from vtoken.simulate.state import DONE, FAILED
 
@@ -49,20 +48,9 @@ def _quantile(values: Any, q: float) -> float:
     return float(np.percentile(values, q)) if len(values) else float("nan")
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as CSV, columns as in the first one; numbers with six significant digits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
-        )
-
-
 def write_series(path: Path, outcome: Outcome) -> None:
     """The time series as CSV."""
-    write_rows(path, [dict(zip(SERIES, sample, strict=True)) for sample in outcome.series.tolist()])
+    write_csv(path, [dict(zip(SERIES, sample, strict=True)) for sample in outcome.series.tolist()])
 
 
 def plot_series(path: Path, outcome: Outcome) -> bool:

@@ -1,0 +1,135 @@
+"""Generated tables: every figure comes out of a result file, and the committed pages are what the files say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vtoken.bench.command import BENCHMARKS
+from vtoken.bench.tables import PAGES, TABLES, cells
+from vtoken.bench.tables.overview import LINES
+from vtoken.cli import main
+from vtoken.core.errors import ConfigError
+from vtoken.results import files
+from vtoken.results.files import Result
+from vtoken.results.pages import BLOCK, filled, markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "Before.\n\n<!-- table one: made -->\n\nold\n\n<!-- end of table -->\n\nAfter 1.5.\n"
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[str, Result]:
+    return files.read(ROOT / files.RESULTS)
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_replaced_and_the_prose_around_it_is_not() -> None:
+    made = filled(PAGE, {"one": lambda _: "| new |\n"}, {}, "page")
+    assert made == PAGE.replace("old\n", "| new |\n")
+    assert filled(made, {"one": lambda _: "| new |\n"}, {}, "page") == made
+
+
+@pytest.mark.parametrize(
+    "page", [PAGE.replace(" one:", " two:"), PAGE.replace("end of", "end"), PAGE + "<!-- table one -->"]
+)
+def test_a_page_with_an_unknown_or_endless_table_is_refused(page: str) -> None:
+    with pytest.raises(ConfigError, match="page"):
+        filled(page, {"one": lambda _: ""}, {}, "page")
+
+
+def test_a_short_row_is_filled_up() -> None:
+    assert markdown(["a", "b"], [["1"], ["1", "2"]]).splitlines() == ["| a | b |", "|---|---|", "| 1 |  |", "| 1 | 2 |"]
+
+
+# ---- cells ----------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_rounded_in_one_way() -> None:
+    assert cells.number(1234.56, 1) == "1,235"
+    assert cells.number(12.345, 1) == "12.3"
+    assert cells.number(None) == "-"
+    assert cells.percent(0.0123) == "1.2 %"
+    assert cells.ratio({"median": 1.0161, "interval": [1.0102, 1.0191], "pairs": 24}) == "1.016 [1.010, 1.019]"
+    assert cells.ratio({"median": 1.0, "interval": [1.0, 1.0], "pairs": 1}) == "1.000"
+    assert cells.ratio(None) == "-"
+    assert cells.span([2.0, None, 1.0, 3.0], 1, " x") == "1.0 to 3.0 x"
+    assert cells.span([1.0, 1.0]) == "1.00"
+    assert cells.span([]) == "-"
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_made_with_all_results_and_with_none(name: str, committed: dict[str, Result]) -> None:
+    for results in (committed, {}):
+        made = TABLES[name](results)
+        widths = {line.count(" |") for line in made.splitlines() if line.startswith("| ")}
+        assert made.endswith("\n")
+        assert len(widths) <= 1, "every row has as many cells"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_stands_on_a_page(name: str) -> None:
+    pages = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
+    assert sum(match["name"] == name for page in pages for match in BLOCK.finditer(page)) == 1
+
+
+def test_every_benchmark_has_its_line_in_the_overview() -> None:
+    assert BENCHMARKS.keys() <= {line.id for line in LINES}
+
+
+def test_every_committed_result_is_of_a_command_that_exists(committed: dict[str, Result]) -> None:
+    for name, result in committed.items():
+        if name != "demo" and not name.startswith(("drill-", "simulate")):
+            assert name in BENCHMARKS, name
+            assert result.command.startswith(f"vtoken bench {name}")
+
+
+def changed(value: Any) -> Any:
+    """The same with other numbers, in other ratios."""
+    if isinstance(value, dict):
+        return {key: changed(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [changed(one) for one in value]
+    return value * value + 1 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+NOT_OF_VALUES = {"runs"}
+"""Tables of what is beside the values."""
+
+
+@pytest.mark.parametrize("name", sorted(TABLES.keys() - NOT_OF_VALUES))
+def test_no_figure_is_typed(name: str, committed: dict[str, Result]) -> None:
+    """With other values no row with figures stays as it is."""
+    other = {key: replace(result, values=changed(result.values)) for key, result in committed.items()}
+    rows, others = (
+        [line for line in TABLES[name](results).splitlines() if line.startswith("| ")][1:]
+        for results in (committed, other)
+    )
+    stays = set(rows) & set(others)
+    figures = re.compile(r"\d+\.\d+|[1-9]\d+ of \d+")
+    assert [row for row in stays if figures.search(row.split("|", 2)[-1]) and "not measured" not in row] == []
+
+
+def test_the_committed_pages_are_what_the_result_files_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "tables", "--check", "--root", str(ROOT)]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_page_is_named_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for page in PAGES:
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).write_text("<!-- table soak: -->\n<!-- end of table -->\n")
+    words = ["bench", "tables", "--root", str(tmp_path)]
+    assert main([*words, "--check"]) == 1
+    assert "README.md is not what" in capsys.readouterr().err
+    assert main(words) == 0
+    assert main([*words, "--check"]) == 0
+    assert "vtoken bench soak --record" in (tmp_path / PAGES[0]).read_text()

@@ -1,0 +1,36 @@
+"""The generated tables of docs/results.md and README.md: name -> what makes its Markdown of the result files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from vtoken.bench.tables import engines, fleet, overview, pieces, quality
+from vtoken.results.pages import Table
+
+PAGES = (Path("README.md"), Path("docs/results.md"))
+
+TABLES: Mapping[str, Table] = {
+    "overview": overview.overview,
+    "runs": overview.runs,
+    "readme": fleet.readme,
+    "capacity": engines.capacity,
+    "identity": engines.identity,
+    "choices": engines.choices,
+    "soak": engines.soak,
+    "idle": engines.idle,
+    "speed": engines.speed,
+    "scoring": engines.scoring,
+    "rows": pieces.rows,
+    "reader": pieces.reader,
+    "copies": pieces.copies,
+    "bookkeeping": pieces.bookkeeping,
+    "routing": pieces.routing,
+    "heartbeats": pieces.heartbeats,
+    "pressure": pieces.pressure,
+    "perplexity": quality.perplexity,
+    "needles": quality.needles,
+    "likeness": quality.likeness,
+    "drills": fleet.drills,
+    "simulator": fleet.simulator,
+}

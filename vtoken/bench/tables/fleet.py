@@ -1,0 +1,117 @@
+"""Tables of fleets: drills, and the simulator beside measurements; and those of the README."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vtoken.bench.tables.cells import (
+    MISSING,
+    absent,
+    bar,
+    code,
+    command_of,
+    dig,
+    number,
+    percent,
+    table_of,
+    values_of,
+)  # fmt: skip
+from vtoken.results.pages import Results, markdown
+
+DRILL = "drill-"
+
+
+def drills(results: Results) -> str:
+    """Every drill that was kept: whether it passed, and what it counted."""
+    found = {name: result for name, result in results.items() if name.startswith(DRILL)}
+    if not found:
+        return absent(f"{DRILL}NAME")
+    rows = [
+        [code(command_of(name)), bar(result), "; ".join(_counts(result.values)), result.date]
+        for name, result in found.items()
+    ]
+    return markdown(["drill", "bars", "found", "date"], rows)
+
+
+def _counts(values: Mapping[str, object]) -> list[str]:
+    """Plain numbers, and sentences of what failed."""
+    shown = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if isinstance(value, int | float)]
+    failures = values.get("failures")
+    return [*shown, *(f"**{failure}**" for failure in (failures if isinstance(failures, list) else []))]
+
+
+RUN = {
+    "makespan_s": ("makespan, s", 1), "kv_use": ("mean KV use", 3), "peak_running": ("most requests running", 0),
+    "output_tokens_per_s": ("output tokens per second", 0), "first_token_s": ("mean time to first token, s", 1),
+    "token_s": ("mean time per token, s", 4), "latency_s": ("mean latency, s", 1),
+}  # fmt: skip
+"""What is compared, and digits shown."""
+
+
+def simulator(results: Results) -> str:
+    """The measured run beside the simulated one."""
+    run = dig(values_of(results, "simulate-check"), "measured_run")
+    rows = [
+        [
+            what, number(dig(run, "measured", key), digits), number(dig(run, "simulated", key), digits),
+            percent(dig(run, "error", key)),
+        ]
+        for key, (what, digits) in RUN.items() if dig(run, "measured", key) is not None
+    ]  # fmt: skip
+    return table_of(results, "simulate-check", ["", "measured", "simulated", "error"], rows)
+
+
+# ---- README ---------------------------------------------------------------------------------------------------------
+
+
+def readme(results: Results) -> str:
+    """What a newcomer wants to know: the demo's figures, and the capacity."""
+    head = ["what", "machine", "naive", "vtoken", "how to repeat"]
+    return markdown(head, [*_demo(results), *_capacity(results)])
+
+
+def _demo(results: Results) -> list[list[str]]:
+    if "demo" not in results:
+        return []
+    result = results["demo"]
+    naive, strict, auto = (result.values["compared"][name] for name in ("naive", "vtoken-strict", "vtoken"))
+    share = strict["peak_blocks"] / naive["peak_blocks"]
+    returned, moved = ([f"{one[key]:,}" for one in (naive, strict)] for key in ("blocks_released", "tokens_moved"))
+    moved[1] += f" (of {strict['tokens_evicted']:,} evicted)"
+    speed = auto["tokens_per_s"] / naive["tokens_per_s"]
+    same = f"{result.values['outputs_identical']} of {result.values['outputs_compared']}"
+    rows = [
+        [
+            "peak blocks in use, 16 chat prompts + 224 tokens each, Random to 96 live tokens, float32",
+            str(naive["peak_blocks"]), f"{strict['peak_blocks']} ({share:.2f} x)",
+        ],
+        [
+            "blocks held per request at that peak", f"{naive['blocks_per_request']:.1f}",
+            f"{strict['blocks_per_request']:.1f}",
+        ],
+        ["F, mean over the steps after the first eviction", f"{naive['waste']:.3f}", f"{strict['waste']:.3f}"],
+        ["blocks returned while decoding", *returned],
+        ["tokens moved", *moved],
+        ["texts identical to naive, `reader: strict`", "-", same],
+        [
+            "generated tokens per second, `reader: auto`, over naive", "1",
+            f"{speed:.2f}; one run varies by 20 %, and at 300-token contexts attention is a small part of a step",
+        ],
+    ]  # fmt: skip
+    machines = [result.machine, *["the same run"] * (len(rows) - 1)]
+    return [[what, machine, *found, "`make demo`"] for machine, (what, *found) in zip(machines, rows, strict=True)]
+
+
+def _capacity(results: Results) -> list[list[str]]:
+    name = "random, cache off, 5 unevicted"
+    scene = values_of(results, "frontier").get(name)
+    if scene is None:
+        return []
+    what = (
+        "requests of 1,000 tokens that decode together without a preemption, in a pool for 5, Random to 480 tokens, "
+        "bfloat16"
+    )
+    over = number(scene.get("throughput_over_native"), 2)
+    found = f"{scene['eager']}, at {over} x the tokens per second of the engine without eviction, which preempts"
+    machine = results["frontier"].machine
+    return [[what, machine, str(scene.get("naive", MISSING)), found, "`vtoken bench frontier`"]]
