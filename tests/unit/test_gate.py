@@ -16,7 +16,7 @@ from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.serving.admission import Gate, Pass
 from vtoken.serving.controller import FleetController
 from vtoken.serving.limit_settings import LimitSettings
-from vtoken.serving.settings import DeploymentSettings, ReplicaSettings
+from vtoken.serving.settings import DeploymentSettings, HeartbeatSettings, ReplicaSettings
 
 
 class Controller:
@@ -42,6 +42,7 @@ def gate(controller=None, places=2, count=1, rules=None, **limits):
         replicas=ReplicaSettings(count=count, max_ongoing_requests=places),
         limits=LimitSettings(**limits),
         admission=rules or GateRules(),
+        heartbeat=HeartbeatSettings(busy_s=0.1, idle_s=0.1),
     )
     return Gate(settings, controller or Controller())
 
@@ -119,7 +120,7 @@ def test_nobody_waits_longer_than_max_wait_s():
 
 def test_without_a_replica_requests_wait_and_get_503():
     async def scenario():
-        this = gate(Controller(replicas=0), rules=GateRules(no_replica_s=0.2))
+        this = gate(Controller(replicas=0), rules=GateRules(no_replica_s=1.2))
         await entered(this, 1)
         await asyncio.sleep(0.05)
         reply = await asyncio.wait_for(this.enter(Asked()), 5.0)

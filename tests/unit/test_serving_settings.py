@@ -103,6 +103,16 @@ def test_reports_must_come_before_they_are_stale(model, heartbeat, router, words
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+@pytest.mark.parametrize(("patience_s", "idle_s"), [(0.0, 1.0), (2.0, 1.0), (4.5, 3.5), (1.05, 0.1)])
+def test_a_fleet_that_waits_for_its_first_reports_must_not_count_as_none(model, patience_s, idle_s):
+    args = {"model": model, "heartbeat": {"idle_s": idle_s}}
+    with pytest.raises(ConfigError) as caught:
+        DeploymentSettings.from_args({**args, "admission": {"no_replica_s": patience_s}})
+    words = (f"admission.no_replica_s = {patience_s}", f"heartbeat.idle_s = {idle_s}", "1.0 s")
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert DeploymentSettings.from_args({**args, "admission": {"no_replica_s": idle_s + 1.1}})
+
+
 def test_a_hint_of_an_error_survives_its_new_name():
     @dataclass
     class Refuses:

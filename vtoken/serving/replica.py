@@ -29,15 +29,12 @@ from vtoken.serving.drain import Drain
 from vtoken.serving.faults import Faults
 from vtoken.serving.metrics import start_replica_metrics
 from vtoken.serving.ridealong import Ride, RideAlong
-from vtoken.serving.settings import DeploymentSettings, HeartbeatSettings
+from vtoken.serving.settings import CONTROLLER_TIMEOUT_S, DeploymentSettings, HeartbeatSettings
 
 logger = logging.getLogger("ray.serve")
 
 LOOK_S = 0.02
 """How often the snapshot is compared with the last one sent; costs a few microseconds."""
-
-CONTROLLER_TIMEOUT_S = 1.0
-"""Longest wait for the controller; when it died under a heartbeat, the next one is late by so much."""
 
 EXPLAIN_TIMEOUT_S = 8.0
 """Longest wait for the engine's answer; it answers between two steps."""

@@ -25,6 +25,9 @@ from vtoken.serving.access_log import AccessLogSettings
 from vtoken.serving.keys import AuthSettings
 from vtoken.serving.limit_settings import LimitSettings
 
+CONTROLLER_TIMEOUT_S = 1.0
+"""Longest wait of a replica for the controller; when it died under a heartbeat, the next one is late by so much."""
+
 
 def _text(key: str, value: object) -> None:
     if not isinstance(value, str) or not value.strip():
@@ -212,6 +215,7 @@ class DeploymentSettings:
         if not isinstance(self.allow_faults, bool):
             raise ConfigError("allow_faults", self.allow_faults, "true or false")
         self._check_heartbeats()
+        self._check_patience()
         self._check_ingress()
 
     def _check_heartbeats(self) -> None:
@@ -226,6 +230,15 @@ class DeploymentSettings:
             if value >= limit_s:
                 hint = "Reports that come later than that make healthy replicas count as lost."
                 raise ConfigError(f"heartbeat.{beat}", value, f"below {limit_key} = {limit_s}", hint)
+
+    def _check_patience(self) -> None:
+        """While a restarted controller waits for the first reports, living replicas must not count as none."""
+        patience_s, idle_s = self.admission.no_replica_s, self.heartbeat.idle_s
+        least_s = idle_s + CONTROLLER_TIMEOUT_S
+        if patience_s <= least_s:
+            allowed = f"above {least_s:g}: heartbeat.idle_s = {idle_s} and {CONTROLLER_TIMEOUT_S} s for a lost report"
+            hint = "A controller that has restarted knows no replica before its next report: requests would get 503."
+            raise ConfigError("admission.no_replica_s", patience_s, allowed, hint)
 
     def _check_ingress(self) -> None:
         """Whoever is let in or waits must fit into an ingress: others wait in Serve, without bound or deadline."""
