@@ -353,6 +353,10 @@ def test_counters_add_up(bound):
     assert (counted.copies, counted.tokens) == (2, 3)
     assert counted.bytes == 3 * (2 * 2 * 32 + 2 * 1 * 80) * 2
     assert counted.seconds >= 0
+    assert counted.bytes == counted.tokens * counted.token_bytes
+    totals = bound.durations().running_totals()
+    assert list(totals.values()) == sorted(totals.values())
+    assert totals["+Inf"] == bound.durations().count == counted.copies
 
 
 def test_layers_that_number_slots_differently_are_refused():

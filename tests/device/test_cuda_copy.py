@@ -125,6 +125,7 @@ def test_a_running_engine_allocates_nothing_and_never_blocks(streams, caches):
         open_tickets = [engine.submit(slots(2), slots(60 + step)), engine.submit(slots(3), slots(40 + step))]
         engine.flush()
     assert (streams.allocated, streams.blocked, engine.descriptor_waits) == (0, 0, 0)
+    assert engine.counters().host_syncs == 0
     assert engine.launches == 40
 
 
@@ -141,6 +142,7 @@ def test_a_device_far_behind_leaves_tickets_queued_and_makes_in_stream_copies_wa
     assert streams.blocked == 0
     engine.copy(slots(9), slots(80))
     assert (streams.blocked, engine.descriptor_waits) == (1, 1)
+    assert engine.counters().host_syncs == streams.blocked, "whoever waits for the device is counted"
     assert engine.cancel(tickets[-1])
     engine.wait(tickets[-2])
 

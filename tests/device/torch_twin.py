@@ -6,7 +6,16 @@ import hashlib
 
 import torch
 
-from vtoken.device.copy_engine import CopyCounters, CopyEngine, Ticket, TicketState, check_move, check_slots
+from vtoken.core.histogram import Histogram
+from vtoken.core.telemetry import COPY_BOUNDS_S
+from vtoken.device.copy_engine import (
+    CopyCounters,
+    CopyEngine,
+    Ticket,
+    TicketState,
+    check_move,
+    check_slots,
+)
 from vtoken.device.errors import CopyCancelled, CopyFailed, EngineStateError
 from vtoken.device.layout import check_cache, key_view, value_view
 
@@ -103,7 +112,13 @@ class TorchTwinEngine(CopyEngine):
             view[torch.from_numpy(check_slots("block_ids", block_ids, self.geometry.num_blocks))] = -1
 
     def counters(self):
-        return CopyCounters(seconds=0.0, **self.totals)
+        return CopyCounters(seconds=0.0, token_bytes=self.bytes_per_token if self.caches else 0, **self.totals)
+
+    def durations(self):
+        made = Histogram(COPY_BOUNDS_S)
+        for _ in range(self.totals["copies"]):
+            made.note(0.0)
+        return made
 
     def _tokens(self):
         """Per layer K and V as integers, indexed [block, offset, head, dim]."""

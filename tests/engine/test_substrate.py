@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from vtoken.core.history import Event
 from vtoken.core.occupancy import occupancy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.core.table import RowState
+from vtoken.core.telemetry import Phase
 from vtoken.core.wire import Grant, RequestGrant
 from vtoken.device.copy_engine import Slots, Ticket, TicketState
 from vtoken.device.cpu_copy import CpuCopyEngine
@@ -265,3 +267,34 @@ def test_an_operator_reads_the_story_of_a_failed_check(bench: Bench, caplog: pyt
         bench.step(1)
     assert "evict" in caplog.text
     assert "drop" in caplog.text
+
+
+def test_details_tell_what_waited_what_was_checked_and_where_the_time_went(lazy: Bench) -> None:
+    until_planned(lazy)
+    lazy.urgency = 1.0
+    threading.Timer(0.2, lazy.copies.go.set).start()
+    lazy.step(1)
+    lazy.urgency = 0.0
+    lazy.step(0, ended=("a",))
+    found = lazy.statistics()  # a step without requests may be the last for long: it brings everything
+    details = found["details"]
+    assert details["copy_wait_seconds_total"][""] > 0
+    assert details["oldest_inflight_seconds"][""] == 0
+    assert details["last_move_check_timestamp_seconds"][""] > 0
+    assert details["block_bytes"][""] == SIZE * 2 * 2 * 16 * 4
+    assert details["host_syncs_total"][""] == 0
+    assert details["copy_duration_seconds_bucket"]["+Inf"] == found["copies_total"] > 0
+    assert details["reclaim_plans_total"]["evacuated"] == 1
+    assert details["policy_decisions_total"]["random"] > 0 < details["policy_seconds_total"]["random"]
+    phases = details["substrate_phase_seconds_total"]
+    assert set(phases) == set(Phase)
+    assert sum(phases.values()) == pytest.approx(found["substrate_seconds_total"])
+
+
+def test_a_busy_engine_says_details_seldom_and_what_it_says_can_be_carried(lazy: Bench) -> None:
+    lazy.copies.go.set()
+    lazy.step(64)
+    first = lazy.substrate.statistics()
+    assert "details" not in lazy.substrate.statistics()
+    carried = msgspec.msgpack.decode(msgspec.msgpack.encode(first))
+    assert carried["details"] == first["details"]

@@ -126,6 +126,9 @@ class FakeEngine:
             running_requests=self._running, steps_total=self._steps,
         )  # fmt: skip
 
+    def details(self):
+        return {}
+
     async def check_health(self):
         if self._process.poll() is not None:
             raise RuntimeError("the engine process has ended")

@@ -1,6 +1,7 @@
-"""What a scripted engine says: a snapshot as a function of a few numbers that a test writes into a file."""
+"""What a scripted engine says: a snapshot, and details, as functions of a few numbers that a test writes to a file."""
 
 from vtoken.core.telemetry import Snapshot
+from vtoken.observability.catalogue import METRICS
 
 SCRIPT = "VT_SCRIPT"
 """Environment variable: path of the file."""
@@ -30,3 +31,14 @@ def scripted(n, events, broken, exhausted, frozen=0):
         policy_failures_total=events, invalid_options_total=events, holds_expired_total=events,
         substrate_seconds_total=(n + events) / 1024,
     )  # fmt: skip
+
+
+def scripted_details(n, events, **_others):
+    """All that there are after n steps: totals rise with every step and event, gauges stay at 1."""
+
+    def numbers(metric):
+        label = metric.labels[0] if metric.labels else ""
+        values = metric.values.get(label, ("streaming_llm",) if label else ("",))
+        return {value: (n + events) * place if metric.kind.rises else 1 for place, value in enumerate(values, 1)}
+
+    return {metric.name: numbers(metric) for metric in METRICS if metric.detail}

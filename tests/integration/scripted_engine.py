@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from fake_engine import FakeEngine
-from script import SCRIPT, scripted
+from script import SCRIPT, scripted, scripted_details
 
 
 class ScriptedEngine(FakeEngine):
@@ -15,6 +15,9 @@ class ScriptedEngine(FakeEngine):
 
     def snapshot(self):
         return scripted(**self._script())
+
+    def details(self):
+        return scripted_details(**self._script())
 
     async def check_health(self):
         while self._script()["frozen"] == os.getpid():

@@ -145,6 +145,7 @@ CASES: dict[str, Case] = {
     "CopyStuck": _two(("inflight_plans", flat(2), flat(2)), ("copies_total", flat(50), rising(1))),
     "CopySlow": _two(("copy_seconds_total", rising(0.9), rising(0.9)), ("copies_total", rising(10), rising(100))),
     "StallsHigh": _two(("copy_waits_total", rising(8), rising(2)), ("copies_total", rising(10), rising(10))),
+    "HostSync": _one("host_syncs_total", late(0, 1), flat(3)),
     "OverheadHigh": _one("substrate_seconds_total", rising(0.2), rising(0.02)),
     "SloBurnsFast": Case(*(_slo(missed, 0.99) for missed in (0.2, 0.1))),
     "SloBurnsSlowly": Case(*(_slo(missed, 0.99) for missed in (0.1, 0.05))),
@@ -154,7 +155,7 @@ CASES: dict[str, Case] = {
         (at("wanted_replicas", flat(2), f'{APP},ingress="i"'), at("replicas", flat(2), APP, _FRESH)),
     ),
     "TelemetryStale": _one("telemetry_age_seconds", late(0.1, 12), flat(0.9), f'{APP},replica="r1"'),
-    "HeartbeatsRejected": _one("heartbeats_total", rising(1), flat(4), APP, 'verdict="impossible"'),
+    "HeartbeatsRejected": _one("heartbeats_sent_total", rising(1), flat(4), more='verdict="impossible"'),
     "MetricsMissing": Case((), (at("publishes_total", rising(0.5), f'{APP},process="replica",instance_id="r1"'),)),
     "ReplicaMetricsMissing": Case(
         (*_KNOWN, at("capacity_blocks", flat(100))),

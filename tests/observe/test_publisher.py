@@ -18,9 +18,11 @@ from vtoken.core.desk import Desk
 from vtoken.core.failover import Failover
 from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView, ReplicaView, Verdict
 from vtoken.core.gate_room import GateRoom
+from vtoken.core.plan import Outcome
 from vtoken.core.pressure import Level
 from vtoken.core.routing import RouteHint, RoutingTunables
 from vtoken.core.rulings import Asked
+from vtoken.core.shard import Shard
 from vtoken.core.slo import TTFT_BOUNDS_S, Answer, ServiceLevel, SloSettings
 from vtoken.core.telemetry import Heartbeat, Snapshot
 from vtoken.observability.catalogue import BLOCK_STATES, BY_NAME, of_source
@@ -29,7 +31,9 @@ from vtoken.observability.publisher import Publisher, Reading, Rounds
 from vtoken.observability.readings import (
     build_reading,
     config_readings,
+    detail_readings,
     fleet_readings,
+    heartbeat_readings,
     ingress_readings,
     router_readings,
     snapshot_readings,
@@ -87,6 +91,20 @@ def test_every_field_of_a_snapshot_arrives_as_it_is(snapshot):
     ]
 
 
+def test_details_arrive_under_their_labels_and_strangers_do_not():
+    store = Store()
+    details = {
+        "policy_seconds_total": {"tova": 1.5}, "reclaim_plans_total": {"filled": 3, "thrown_away": 9},
+        "block_bytes": {"": 4096}, "unheard_of_total": {"": 1},
+    }  # fmt: skip
+    publisher(store).publish(detail_readings(details))
+    assert store.values["policy_seconds_total", "tova"] == 1.5
+    assert store.values["block_bytes",] == 4096
+    plans = {key[1]: value for key, value in store.values.items() if key[0] == "reclaim_plans_total"}
+    assert plans == {**dict.fromkeys(Outcome, 0), "filled": 3}
+    assert not any(key[0] == "unheard_of_total" for key in store.values)
+
+
 def test_no_field_of_a_snapshot_is_left_out_or_shown_twice():
     shown = [field for metric in BY_NAME.values() for field in metric.fields]
     assert sorted(shown) == sorted(Snapshot().to_mapping())
@@ -109,7 +127,11 @@ def test_engines_that_restart_add_up(lives):
 @pytest.mark.parametrize(
     ("source", "common", "readings"),
     [
-        (Source.REPLICA, REPLICA, lambda: snapshot_readings(Snapshot())),
+        (
+            Source.REPLICA,
+            REPLICA,
+            lambda: [*snapshot_readings(Snapshot()), *detail_readings({}), *heartbeat_readings({})],
+        ),
         (Source.CONTROLLER, {"application": "app"}, lambda: fleet_readings(FleetSnapshot(), FleetRules())),
         (
             Source.INGRESS,
@@ -216,7 +238,13 @@ def test_a_replica_stays_within_its_series():
     store = Store()
     sender = publisher(store)
     sender.publish(snapshot_readings(Snapshot()))
-    sender.publish(config_readings(VTokenConfig.from_mapping({"policy": {"policy": "random", "budget_tokens": 64}})))
+    config = VTokenConfig.from_mapping({"policy": {"policy": "random", "budget_tokens": 64}})
+    sender.publish([build_reading(config, dict.fromkeys(("version", "vllm", "torch", "ray"), "1"))])
+    sender.publish(config_readings(config))
+    sender.publish(detail_readings(Shard(config, 16).details()))
+    sender.publish(heartbeat_readings({}))
+    Rounds(sender, [], cpu_s=lambda: 0.0).run_once()
+    print("series of a replica without a GPU:", len(store.values))
     assert len(store.values) <= 250 - 60
 
 

@@ -73,12 +73,30 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def deliver_twice(self) -> None:
         self.engine.deliver(twice=True)
+        self.recount()
 
     @invariant()
     def sound(self) -> None:
         self.engine.check()
 
+    def recount(self) -> None:
+        """What is counted by label adds up to what is counted in all, and to what is under way."""
+        shard = self.engine.shard
+        counters, details = shard.counters, shard.details()
+        in_flight = sum(row.in_flight is not None for row in shard.rows.values())
+        looks, plans = details["reclaim_looks_total"], details["reclaim_plans_total"]
+        assert looks.get("planned", 0) == sum(plans.values()) + in_flight
+        assert looks.get("reserve_short", 0) <= counters.plans_deferred_total
+        assert sum(details["reclaim_released_blocks_total"].values()) == counters.blocks_released_total
+        assert sum(details["policy_evicted_tokens_total"].values()) == counters.tokens_evicted_total
+        assert details["evictions_refused_total"].get("failed", 0) == counters.policy_failures_total
+        live = [int((block >= 0).sum()) for row in shard.rows.values() for block in row.table.occupants()]
+        assert details["block_fill_blocks"] == {
+            str(share): sum(one <= share * SIZE for one in live) for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+        }
+
     def teardown(self) -> None:
+        self.recount()
         for name in list(self.engine.requests):
             self.engine.end(name)
         self.engine.step({})

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from vtoken.core.config import PolicyOptions
 from vtoken.core.eviction import NO_SCORES, Scores
 from vtoken.core.history import Event
-from vtoken.core.policies import load_policy, needs_of
+from vtoken.core.policies import load_policy, needs_of, policy_names
 from vtoken.core.reclamation import Reclamation
 from vtoken.core.rows import Counters, Row
 from vtoken.core.scores import Needs, ScoreSource
+from vtoken.core.telemetry import Details, detail
+
+
+class Refusal(StrEnum):
+    """Why a decision that was due evicted nothing."""
+
+    COLD = "cold"  # its policy needs attention or keys that have not been observed yet
+    NOTHING = "nothing"  # the policy named no live token
+    FAILED = "failed"  # the policy raised, or named what it may not
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a policy's decisions came to."""
+
+    decisions: int = 0
+    evicted: int = 0
+    seconds: float = 0.0
 
 
 class Decisions:
@@ -20,12 +41,17 @@ class Decisions:
         last_policy_failure: of whatever request; counted in `policy_failures_total`.
     """
 
-    def __init__(self, counters: Counters, reclamation: Reclamation, scores: ScoreSource | None) -> None:
-        """Without `scores`, policies that need any are never asked."""
+    def __init__(
+        self, counters: Counters, reclamation: Reclamation, scores: ScoreSource | None, clock: Callable[[], float]
+    ) -> None:
+        """Without `scores`, policies that need any are never asked. `clock`: seconds, for the cost of policies."""
         self.counters = counters
         self.reclamation = reclamation
         self.scores = scores
         self.last_policy_failure = ""
+        self._clock = clock
+        self._tallies = {name: _Tally() for name in policy_names() if name != "none"}
+        self._refused: Counter[str] = Counter()
 
     def begin(self, row: Row) -> None:
         """A request whose policy evicts has got its first blocks."""
@@ -53,20 +79,34 @@ class Decisions:
         One that needs attention is not asked while it is cold: before a query has been observed. One that
         fails is replaced for the rest of the row's life.
         """
+        name, began_s = row.forgetting.options.policy, self._clock()
+        found = self._ask(row)
+        died = 0 if isinstance(found, Refusal) else found
+        if (tally := self._tallies.get(name)) is not None:
+            tally.decisions += 1
+            tally.evicted += died
+            tally.seconds += self._clock() - began_s
+        if isinstance(found, Refusal):
+            self._refused[found] += 1
+        return died
+
+    def _ask(self, row: Row) -> int | Refusal:
+        """How many tokens died, at least one, or why none did."""
         forgetting = row.forgetting
         try:
             scores = self._scores_of(row)
             if scores is None:
-                self.reclamation.record(row, Event.DEFER, reason="cold")
-                return 0
+                self.reclamation.record(row, Event.DEFER, reason=Refusal.COLD)
+                return Refusal.COLD
             chosen = forgetting.choose(row.table, load_policy(forgetting.options.policy), scores)
             died = row.table.evict(chosen)
         except Exception as error:  # noqa: BLE001 - a third party's policy must never take the engine down
             self._replace_policy(row, error)
-            return 0
+            return Refusal.FAILED
+        if not died:
+            return Refusal.NOTHING
         self.counters.tokens_evicted_total += died
-        if died:
-            self.reclamation.record(row, Event.EVICT, tokens=died)
+        self.reclamation.record(row, Event.EVICT, tokens=died)
         return died
 
     def _scores_of(self, row: Row) -> Scores | None:
@@ -88,3 +128,13 @@ class Decisions:
         self.counters.policy_failures_total += 1
         self.last_policy_failure = f"{type(error).__name__}: {error}"
         self.reclamation.record(row, Event.FAIL, reason=self.last_policy_failure)
+
+    def details(self) -> Details:
+        """Decisions, evicted tokens and time by policy, those that nobody has chosen yet too; refusals by reason."""
+        tallies = self._tallies.items()
+        return {
+            "policy_decisions_total": {name: tally.decisions for name, tally in tallies},
+            "policy_evicted_tokens_total": {name: tally.evicted for name, tally in tallies},
+            "policy_seconds_total": {name: tally.seconds for name, tally in tallies},
+            "evictions_refused_total": detail(self._refused),
+        }

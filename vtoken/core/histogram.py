@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
+
+INFINITY = "+Inf"
+"""How metrics write the bound above which nothing is."""
 
 
 class Histogram:
@@ -37,6 +41,11 @@ class Histogram:
             if count and seen >= wanted:
                 return bound
         return None
+
+    def running_totals(self) -> dict[str, float]:
+        """Values up to each bound, and those below it: what a histogram metric says; the last bound is infinite."""
+        bounds = (*map(str, self._bounds), INFINITY)
+        return dict(zip(bounds, accumulate(self._counts), strict=True))
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON-ready: `count`, `sum`, `p50` and `p99`, and `at_most`: values up to each bound (each counts once).

@@ -28,6 +28,22 @@ class Deferral(StrEnum):
     RESERVE_SHORT = "reserve_short"  # the reserve has fewer blocks than the smallest useful plan needs
 
 
+class Outcome(StrEnum):
+    """What became of a plan."""
+
+    EVACUATED = "evacuated"  # survivors were copied into blocks of the reserve
+    FILLED = "filled"  # survivors were moved into holes
+    RELEASED = "released"  # dead blocks left, nothing moved
+    DROPPED = "dropped"  # its copy failed, or the check of the copy
+    CANCELLED = "cancelled"  # its request was gone before it was committed
+
+
+COMMITTED = (Outcome.EVACUATED, Outcome.FILLED, Outcome.RELEASED)
+
+PLANNED = "planned"
+"""Beside the deferrals: what came of a look at a row."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """One relocation of one request; all arrays int64.

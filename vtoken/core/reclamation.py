@@ -7,14 +7,19 @@ blocks that it consumes are claimed here.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from vtoken.core.config import Relocation, Variant, VTokenConfig
 from vtoken.core.filling import plan_fill
 from vtoken.core.history import Entry, Event, History
-from vtoken.core.plan import Deferral, Plan
+from vtoken.core.plan import PLANNED, Deferral, Outcome, Plan
 from vtoken.core.planner import Surroundings, plan_evacuation, plan_release
 from vtoken.core.reserve import GrantedReserve
 from vtoken.core.rows import Counters, Row
+from vtoken.core.telemetry import Details, detail
 from vtoken.core.wire import Grant
+
+_EVENTS = {Outcome.EVACUATED: Event.EVACUATE, Outcome.FILLED: Event.FILL, Outcome.RELEASED: Event.RELEASE}
 
 
 class Reclamation:
@@ -33,6 +38,9 @@ class Reclamation:
         self.step = 0
         self._reserve = GrantedReserve()
         self._urgency = 0.0
+        self._looks: Counter[str] = Counter()
+        self._plans: Counter[str] = Counter()
+        self._released: Counter[str] = Counter()
 
     def update(self, grant: Grant) -> None:
         """Take over a step's grant."""
@@ -76,6 +84,7 @@ class Reclamation:
     def _accept(self, row: Row, found: Plan | Deferral) -> Plan | None:
         deferral = found if isinstance(found, Deferral) else found.deferral
         row.deferral = deferral
+        self._looks[found if isinstance(found, Deferral) else PLANNED] += 1
         if deferral is Deferral.RESERVE_SHORT:
             self.counters.plans_deferred_total += 1
         if deferral is not None and deferral is not Deferral.NOTHING_TO_DO:
@@ -89,7 +98,8 @@ class Reclamation:
 
     def commit(self, row: Row, plan: Plan, report_sequence: int) -> None:
         """The plan's bytes have landed: switch the table; report number `report_sequence` will say so."""
-        event = Event.EVACUATE if row.in_flight is plan else Event.FILL if len(plan.token_ids) else Event.RELEASE
+        at_once = Outcome.FILLED if len(plan.token_ids) else Outcome.RELEASED
+        outcome = Outcome.EVACUATED if row.in_flight is plan else at_once
         row.table.apply(plan)
         row.in_flight = None
         row.released += plan.released.tolist()
@@ -99,11 +109,14 @@ class Reclamation:
         self.counters.moves_total += len(plan.token_ids)
         self.counters.blocks_released_total += len(plan.released)
         self.counters.blocks_consumed_total += len(plan.consumed)
-        self.record(row, event, plan)
+        self._plans[outcome] += 1
+        self._released[outcome] += len(plan.released)
+        self.record(row, _EVENTS[outcome], plan)
 
     def drop(self, row: Row, plan: Plan, reason: str) -> None:
         """The plan's copy or its check failed: nothing changes, the reserve keeps its blocks."""
         row.in_flight = None
+        self._plans[Outcome.DROPPED] += 1
         self._reserve.give_back(plan.consumed.tolist())
         self.record(row, Event.DROP, plan, reason)
 
@@ -112,6 +125,7 @@ class Reclamation:
         self._reserve.give_back(row.consumed)  # committed but not reported: the scheduler still counts them as reserve
         plan, row.in_flight = row.in_flight, None
         if plan is not None:
+            self._plans[Outcome.CANCELLED] += 1
             self._reserve.give_back(plan.consumed.tolist())
         return plan
 
@@ -122,3 +136,11 @@ class Reclamation:
         tokens = tokens if plan is None else len(plan.token_ids)
         entry = Entry(self.step, event, tokens, released, consumed, reason, table.total, table.live, len(table.blocks))
         self.history.record(row.request_id, entry)
+
+    def details(self) -> Details:
+        """Looks at rows by what came of them, plans by outcome, released blocks by the kind of their plan."""
+        return {
+            "reclaim_looks_total": detail(self._looks),
+            "reclaim_plans_total": detail(self._plans),
+            "reclaim_released_blocks_total": detail(self._released),
+        }

@@ -16,7 +16,7 @@ Life of a request's row:  (new) -> CLEAN -> evict -> HOLEY -> fill -> DENSE -> g
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from vtoken.core.config import PolicyOptions, Variant, VTokenConfig
@@ -25,11 +25,13 @@ from vtoken.core.errors import ProtocolError, UnknownRequest, VTokenError
 from vtoken.core.eviction import Forgetting
 from vtoken.core.history import Event, History
 from vtoken.core.kernels import Kernels
+from vtoken.core.occupancy import blocks_by_fill
 from vtoken.core.plan import Deferral, Plan
 from vtoken.core.reclamation import Reclamation
 from vtoken.core.rows import Counters, RequestStart, Row, RowStep, Step
 from vtoken.core.scores import ScoreSource
 from vtoken.core.table import NUMPY, RowState, TokenTable
+from vtoken.core.telemetry import Details
 from vtoken.core.wire import Grant, Report, RequestGrant
 
 CHECKS_PER_STEP = 64
@@ -41,7 +43,7 @@ class Shard:
 
     def __init__(
         self, config: VTokenConfig, block_size: int, steps_ahead: int = 0, scores: ScoreSource | None = None,
-        kernels: Kernels = NUMPY,
+        kernels: Kernels = NUMPY, clock: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
         """Start without requests.
 
@@ -52,6 +54,7 @@ class Shard:
                 asynchronous scheduling). Rows keep the room that those steps were promised.
             scores: what policies are told of attention and keys; without it those that need any stay cold.
             kernels: inner loops of the token tables.
+            clock: seconds, for the cost of policies; without it they cost nothing.
         """
         self.config = config
         self.steps_ahead = steps_ahead
@@ -60,7 +63,7 @@ class Shard:
         self.counters = Counters()
         self.history = History()
         self.reclamation = Reclamation(config, self.counters, self.history)
-        self.decisions = Decisions(self.counters, self.reclamation, scores)
+        self.decisions = Decisions(self.counters, self.reclamation, scores, clock)
         self.rows: dict[str, Row] = {}
         self._starts: dict[str, RequestStart] = {}
         self._to_check: dict[str, None] = {}  # rows that lost tokens and may be worth evacuating, in order
@@ -197,6 +200,16 @@ class Shard:
             return self.rows[request_id]
         except KeyError:
             raise UnknownRequest(f"request {request_id!r} has no token table on this worker") from None
+
+    def details(self) -> Details:
+        """What was decided since the start, by label, and how full the blocks are now."""
+        tables = [row.table for row in self.rows.values()]
+        return {
+            **self.decisions.details(),
+            **self.reclamation.details(),
+            "block_fill_blocks": blocks_by_fill(tables, self.block_size),
+            "table_bytes": {"": sum(table.nbytes for table in tables)},
+        }
 
     def check_invariants(self) -> None:
         """All tables from scratch.

@@ -8,7 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from typing import Any
+
+COPY_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1)
+"""Of the histogram of copy times."""
+
+
+class Phase(StrEnum):
+    """A part of the substrate's work on an engine's step path, in its order."""
+
+    ACCEPT = "accept"  # events and grants taken over, copies of requests that are gone stopped
+    LAND = "land"  # plans behind copies that are done committed, or waited for
+    DECIDE = "decide"  # policies asked, plans made, copied at once and committed
+    GROW = "grow"  # slots for the step's new tokens
+    AFTER = "after"  # decisions between chunks, evacuations planned and submitted
+
+
+Details = dict[str, dict[str, float]]
+"""What one engine counts by label, for metrics only: name in the catalogue -> value of its own label ("" if it has
+none) -> number. A Snapshot stays small and flat, because every one of them goes to the controller; these do not leave
+their replica.
+"""
+
+
+def detail(counts: Mapping[str, float]) -> dict[str, float]:
+    """Counts by member of an enumeration, with plain texts as keys: what a message can carry."""
+    return {str(key): count for key, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)

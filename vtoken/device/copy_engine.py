@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vtoken.core.histogram import Histogram
 from vtoken.device.errors import BadSlots, DeviceError, EngineStateError
 
 B = TypeVar("B")
@@ -82,6 +83,8 @@ class CopyCounters:
         bytes: K and V bytes of these tokens in all layers, counted once (not read plus written).
         seconds: time spent moving them, on whichever thread.
         failed, cancelled: tickets that ended so.
+        token_bytes: K and V bytes of one token in all layers.
+        host_syncs: times that the host stood still for a device on behalf of copies, checks of copies excepted.
     """
 
     copies: int = 0
@@ -90,6 +93,8 @@ class CopyCounters:
     seconds: float = 0.0
     failed: int = 0
     cancelled: int = 0
+    token_bytes: int = 0
+    host_syncs: int = 0
 
 
 class CopyEngine(ABC):
@@ -177,6 +182,12 @@ class CopyEngine(ABC):
     @abstractmethod
     def counters(self) -> CopyCounters:
         """What has been done since `bind`."""
+
+    @abstractmethod
+    def durations(self) -> Histogram:
+        """Copies since `bind` by the time that each took, under COPY_BOUNDS_S; on CUDA launches, of device time. Not
+        to be changed.
+        """
 
 
 def require_bound(bound: B | None) -> B:

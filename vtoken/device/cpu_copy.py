@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 
 from vtoken.core.errors import UnsupportedError
+from vtoken.core.histogram import Histogram
+from vtoken.core.telemetry import COPY_BOUNDS_S
 from vtoken.device.copy_engine import (
     CopyCounters,
     CopyEngine,
@@ -60,8 +62,12 @@ class CpuCopyEngine(CopyEngine):
         self._bound: _Bound | None = None
         self._thread = CopyThread(self._move)
         self._count_lock = threading.Lock()
+        self._reset_counters()
+
+    def _reset_counters(self) -> None:
         self._copies = self._tokens = self._bytes = 0
         self._seconds = 0.0
+        self._durations = Histogram(COPY_BOUNDS_S)
 
     def bind(self, caches: Mapping[str, torch.Tensor]) -> None:
         geometries = [check_cache(cache, name) for name, cache in caches.items()]
@@ -82,8 +88,7 @@ class CpuCopyEngine(CopyEngine):
             bytes_per_token=sum(g.bytes_per_token for g in geometries),
         )
         self._thread = CopyThread(self._move) if not self._thread.running else self._thread
-        self._copies = self._tokens = self._bytes = 0
-        self._seconds = 0.0
+        self._reset_counters()
 
     def start(self) -> None:
         self._require_bound()
@@ -134,8 +139,12 @@ class CpuCopyEngine(CopyEngine):
     def counters(self) -> CopyCounters:
         with self._count_lock:
             return CopyCounters(
-                self._copies, self._tokens, self._bytes, self._seconds, self._thread.failed, self._thread.cancelled
-            )
+                self._copies, self._tokens, self._bytes, self._seconds, self._thread.failed, self._thread.cancelled,
+                token_bytes=self._bound.bytes_per_token if self._bound else 0,
+            )  # fmt: skip
+
+    def durations(self) -> Histogram:
+        return self._durations
 
     def _move(self, src: Slots, dst: Slots) -> None:
         """On the caller's thread for `copy`, on the copy thread for tickets."""
@@ -148,6 +157,7 @@ class CpuCopyEngine(CopyEngine):
             self._tokens += len(src)
             self._bytes += len(src) * bound.bytes_per_token
             self._seconds += seconds
+            self._durations.note(seconds)
 
     def _require_bound(self) -> _Bound:
         return require_bound(self._bound)

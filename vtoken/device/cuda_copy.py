@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from vtoken.core.histogram import Histogram
+from vtoken.core.telemetry import COPY_BOUNDS_S
 from vtoken.device.copy_engine import (
     CopyCounters,
     CopyEngine,
@@ -118,7 +120,8 @@ class CudaCopyEngine(CopyEngine):
     def _reset_counters(self) -> None:
         self._copies = self._tokens = self._failed = self._cancelled = 0
         self._seconds = 0.0
-        self.launches = self.descriptor_waits = 0
+        self.launches = self.descriptor_waits = self._host_syncs = 0
+        self._durations = Histogram(COPY_BOUNDS_S)
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class CudaCopyEngine(CopyEngine):
     def wait(self, ticket: Ticket) -> None:
         self._launched(ticket)
         while not ticket.settled.is_set():
-            self._streams.synchronize(self._flights[0].event)
+            self._stand_still(self._flights[0].event)
             self._reap()
         if ticket.error is not None:
             raise ticket.error
@@ -213,7 +216,7 @@ class CudaCopyEngine(CopyEngine):
         self.flush()
         while ticket.state is TicketState.QUEUED:
             if self._flights:
-                self._streams.synchronize(self._flights[0].event)
+                self._stand_still(self._flights[0].event)
             else:
                 self._await_segment()
             self.flush()
@@ -281,8 +284,13 @@ class CudaCopyEngine(CopyEngine):
     def _await_segment(self) -> None:
         """Block until the launch that began first is done, and its segment free."""
         self.descriptor_waits += 1
-        self._streams.synchronize(self._busy[0].end)
+        self._stand_still(self._busy[0].end)
         self._recycle()
+
+    def _stand_still(self, event: Any) -> None:
+        """What must not happen while the engine serves, so it is counted."""
+        self._host_syncs += 1
+        self._streams.synchronize(event)
 
     # ---- what has landed -------------------------------------------------------------------------
 
@@ -307,7 +315,9 @@ class CudaCopyEngine(CopyEngine):
             if not self._streams.done(segment.end):
                 still.append(segment)
                 continue
-            self._seconds += self._streams.seconds(segment.begin, segment.end)
+            seconds = self._streams.seconds(segment.begin, segment.end)
+            self._seconds += seconds
+            self._durations.note(seconds)
             self._free.append(segment)
         self._busy.extend(still)
 
@@ -355,8 +365,14 @@ class CudaCopyEngine(CopyEngine):
 
     def counters(self) -> CopyCounters:
         self._reap()
-        moved = self._tokens * (self._bound.bytes_per_token if self._bound else 0)
-        return CopyCounters(self._copies, self._tokens, moved, self._seconds, self._failed, self._cancelled)
+        each = self._bound.bytes_per_token if self._bound else 0
+        return CopyCounters(
+            self._copies, self._tokens, self._tokens * each, self._seconds, self._failed, self._cancelled, each,
+            self._host_syncs,
+        )  # fmt: skip
+
+    def durations(self) -> Histogram:
+        return self._durations
 
     def _require_bound(self) -> _Bound:
         return require_bound(self._bound)

@@ -35,7 +35,7 @@ from vtoken.core.config import VTokenConfig, parse_request_options
 from vtoken.core.errors import ConfigError, EngineLost, RequestOptionError
 from vtoken.core.policies import policy_names
 from vtoken.core.replies import ErrorReply, replica_lost
-from vtoken.core.telemetry import Snapshot
+from vtoken.core.telemetry import Details, Snapshot
 from vtoken.core.transcript import Progress
 from vtoken.engine.args import engine_args
 from vtoken.engine.refusals import ERROR_EVENT, engine_reply, error_event_reply, validation_reply
@@ -135,6 +135,10 @@ class EngineService:
         cache = self._engine.vllm_config.cache_config
         usable = max(0, (cache.num_gpu_blocks or 0) - 1)  # less vLLM's null block
         return replace(last, block_size_tokens=cache.block_size, capacity_blocks=usable, free_blocks=usable)
+
+    def details(self) -> Details:
+        """What the engine counts for metrics only; up to DETAIL_SECONDS older than the snapshot."""
+        return self._stats[0].details() if self._stats else {}
 
     async def explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
         """What the engine's worker has decided about a request, and why; the engine ends its step first.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from vtoken.core.telemetry import Snapshot
+from vtoken.core.telemetry import Details, Snapshot
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -62,6 +62,11 @@ class SnapshotLogger(StatLoggerBase):
     def snapshot(self) -> Snapshot:
         """State after the last step; all zero before the first."""
         return self._snapshot
+
+    def details(self) -> Details:
+        """The last that a step has brought; empty before the first."""
+        found: Details = self._fields.get("details", {})
+        return found
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
         """One step of the engine, as vLLM reports it."""

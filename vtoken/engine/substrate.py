@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +26,13 @@ from vtoken.core.plan import NONE, Ints, Plan
 from vtoken.core.rows import Row, Step
 from vtoken.core.scores import Needs
 from vtoken.core.shard import Shard
+from vtoken.core.telemetry import Details, Phase
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.device.copy_engine import CopyEngine, Ticket
 from vtoken.device.errors import DeviceError
 from vtoken.device.scorer import AttentionScorer
 from vtoken.device.table_kernels import CompiledKernels
+from vtoken.engine.tally import Tally
 
 if TYPE_CHECKING:
     import torch
@@ -40,17 +42,21 @@ logger = logging.getLogger("vllm.vtoken")
 OCCUPANCY_SECONDS = 0.05
 """Occupancy sums over all tables are refreshed at most this often while the engine is busy."""
 
+DETAIL_SECONDS = 0.5
+"""Details are refreshed at most this often: they are looked at every two seconds."""
+
 WAIT_URGENCY = 0.9
 """From this urgency on, copies under way are waited for: their sources are needed now."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """An evacuation whose copy runs beside the engine; `row` is None once its request is gone."""
+    """An evacuation whose copy runs beside the engine, since then; `row` is None once its request is gone."""
 
     row: Row | None
     plan: Plan
     ticket: Ticket
+    since_s: float = field(default_factory=time.monotonic)
 
 
 class Substrate:
@@ -66,15 +72,15 @@ class Substrate:
         self.config = config
         self.batch = batch
         self.scorer = AttentionScorer(config.score_layers, config.score_window)
-        self.shard = Shard(config, block_size, steps_ahead, scores=self.scorer, kernels=CompiledKernels())
+        self.shard = Shard(
+            config, block_size, steps_ahead, scores=self.scorer, kernels=CompiledKernels(), clock=time.perf_counter
+        )
         self.copies = copies
         self._flights: list[_Flight] = []
-        self._steps = 0
-        self._seconds = 0.0
-        self._checks = self._failures = self._waits = 0
+        self._tally = Tally()
         self._unchecked = 0.0  # plans since the last check, as a share of one
         self._occupancy: dict[str, Any] = {}
-        self._occupancy_at = float("-inf")
+        self._occupancy_at = self._details_at = float("-inf")
         self._quiet = False
 
     def bind_caches(self, caches: Mapping[str, torch.Tensor]) -> None:
@@ -91,23 +97,26 @@ class Substrate:
         Raises:
             ProtocolError: the scheduler speaks another version, or contradicts the tables.
         """
-        started = time.perf_counter()
+        self._tally.begin()
         require_version(grant.version, "the scheduler")
         cancelled = self.shard.accept(step, grant)
         for flight in self._flights:
             if any(flight.plan is plan for plan in cancelled):
                 self._stop(flight)
         self._flights = [flight for flight in self._flights if flight.row is not None]
+        self._tally.lap(Phase.ACCEPT)
         self._land(wait=grant.urgency >= WAIT_URGENCY)
+        self._tally.lap(Phase.LAND)
         self._relocate_in_stream(self._decide(self.shard.decide))
+        self._tally.lap(Phase.DECIDE)
         self.shard.grow()
-        self._steps += 1
+        self._tally.steps += 1
         self._quiet = not step.rows
-        self._seconds += time.perf_counter() - started
+        self._tally.lap(Phase.GROW)
 
     def after_forward(self) -> None:
         """Evict from half-computed prompts; start copying what evacuation planned while the engine goes on."""
-        started = time.perf_counter()
+        self._tally.begin()
         self._relocate_in_stream(self._decide(self.shard.decide_after_chunks))
         for row, plan in self.shard.evacuations():
             self._flights.append(_Flight(row, plan, self.copies.submit(plan.src_slots, plan.dst_slots)))
@@ -117,7 +126,7 @@ class Substrate:
                 with suppress(DeviceError):  # `_land` looks at the ticket
                     self.copies.wait(flight.ticket)
             self._land(wait=False)
-        self._seconds += time.perf_counter() - started
+        self._tally.lap(Phase.AFTER)
 
     def report(self) -> Report | None:
         """The step's report, or None."""
@@ -138,8 +147,7 @@ class Substrate:
             assert flight.row is not None
             landed = self.copies.poll(flight.ticket)
             if wait and not landed:
-                self._waits += 1
-                self.copies.join(flight.ticket)
+                self._wait_for(flight.ticket)
             if not (landed or wait):
                 pending.append(flight)
             elif flight.ticket.error is not None:
@@ -149,6 +157,12 @@ class Substrate:
             else:
                 self._commit(flight.row, flight.plan)
         self._flights = pending
+
+    def _wait_for(self, ticket: Ticket) -> None:
+        began_s = time.perf_counter()
+        self._tally.waits += 1
+        self.copies.join(ticket)
+        self._tally.waited_s += time.perf_counter() - began_s
 
     def _decide(self, decide: Callable[[], list[tuple[Row, Plan]]]) -> list[tuple[Row, Plan]]:
         failures = self.shard.counters.policy_failures_total
@@ -171,7 +185,7 @@ class Substrate:
     def _commit(self, row: Row, plan: Plan) -> None:
         """Switch the row to its new layout, unless the bytes did not arrive as they left (I1)."""
         if len(plan.token_ids) and self._sampled():
-            self._checks += 1
+            self._tally.checked()
             if wrong := self.copies.verify(plan.src_slots, plan.dst_slots):
                 self._fail_check(row, plan, wrong)
                 return
@@ -188,7 +202,7 @@ class Substrate:
 
     def _fail_check(self, row: Row, plan: Plan, wrong: int) -> None:
         """The sources are intact and the table still points there: serve on, but relocate nothing more."""
-        self._failures += 1
+        self._tally.failures += 1
         reason = f"I1: {wrong} of the {len(plan.token_ids)} moved tokens' layers differ after a copy"
         self.shard.abandon(row, plan, reason)
         self.shard.degrade(reason)
@@ -217,21 +231,20 @@ class Substrate:
         now = time.monotonic()
         if self._quiet or now - self._occupancy_at >= OCCUPANCY_SECONDS:
             self._occupancy, self._occupancy_at = occupancy(self.shard.rows.values(), self.shard.block_size), now
-        counted = self.copies.counters()
         return {
             **self._occupancy,
-            **asdict(self.shard.counters),
-            "degraded": int(bool(self.shard.degraded)),
-            "steps_total": self._steps,
-            "moved_bytes_total": counted.bytes,
-            "copies_total": counted.copies,
-            "copy_seconds_total": counted.seconds,
-            "move_checks_total": self._checks,
-            "move_check_failures_total": self._failures,
-            "copy_waits_total": self._waits,
+            **self._tally.fields(self.shard, self.copies),
             "score_bytes": self.scorer.bytes,
-            "substrate_seconds_total": self._seconds,
+            **self._due_details(now),
         }
+
+    def _due_details(self, now_s: float) -> dict[str, Details]:
+        """`details`, when it is time for them."""
+        if not self._quiet and now_s - self._details_at < DETAIL_SECONDS:
+            return {}
+        self._details_at = now_s
+        ages_s = [now_s - flight.since_s for flight in self._flights]
+        return {"details": self._tally.details(self.shard, self.copies, ages_s)}
 
     def attention(self) -> dict[str, dict[str, Any]]:
         """Attention mass of all live tokens up to now, JSON-ready, by request whose policy needs it."""

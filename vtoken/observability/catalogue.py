@@ -1,7 +1,6 @@
 """Every metric, once. Code, docs/metrics.md, boards and alerts are generated from this table or checked against it.
 
-A metric that shows a field of Snapshot bears the field's name; the four block states are one metric with a label, so
-that they add up on a chart.
+Those of engines are in `replica_metrics.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +10,15 @@ from vtoken.core.admission import WAIT_BOUNDS_S
 from vtoken.core.desk import DECISION_BOUNDS_S
 from vtoken.core.failover import Failover
 from vtoken.core.fleet import Verdict
+from vtoken.core.histogram import INFINITY
 from vtoken.core.pressure import Level
 from vtoken.core.rulings import Ruling
 from vtoken.core.slo import TPOT_BOUNDS_S, TTFT_BOUNDS_S, Objective, Outcome
-from vtoken.observability.metric import INFINITY, Group, Kind, Metric, Source, Unit
+from vtoken.observability.metric import Group, Kind, Metric, Source, Unit
+from vtoken.observability.replica_metrics import BLOCK_STATES, REPLICA_METRICS
 
-BLOCK_STATES = ("free", "reserved", "private", "shared")
+__all__ = ["BLOCK_STATES", "BY_NAME", "METRICS", "REPLICA_STATES", "THROTTLES", "of_source"]
+
 REPLICA_STATES = ("fresh", "stale", "draining")
 GPU_STATES = ("up", "no_driver", "no_gpu", "lost", "error")
 GPU_MEMORY = ("used", "free", "reserved")
@@ -25,68 +27,6 @@ THROTTLES = ("power_cap", "thermal", "hw_slowdown", "hw_thermal", "power_brake")
 ECC = ("corrected", "uncorrected")
 REMAPS = ("corrected", "uncorrected", "pending", "failure")
 
-
-def _shown(group: Group, unit: Unit, name: str, text: str) -> Metric:
-    """A field of Snapshot under its own name."""
-    kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
-    return Metric(name, kind, unit, group, Source.REPLICA, text, fields=(name,))
-
-
-_OCCUPANCY = (
-    Metric("waste_ratio", Kind.GAUGE, Unit.RATIO, Group.OCCUPANCY, Source.REPLICA,
-           "F: share of allocated token slots that hold nothing attention reads", fields=("waste_ratio",)),
-    Metric("kv_blocks", Kind.GAUGE, Unit.COUNT, Group.OCCUPANCY, Source.REPLICA,
-           "Blocks by state; the states add up to capacity_blocks", ("state",), {"state": BLOCK_STATES},
-           tuple(f"{state}_blocks" for state in BLOCK_STATES)),
-    *(_shown(Group.OCCUPANCY, unit, name, text) for unit, name, text in (
-        (Unit.COUNT, "capacity_blocks", "Usable blocks of the pool, vLLM's null block not counted"),
-        (Unit.COUNT, "block_size_tokens", "Tokens of one block"),
-        (Unit.COUNT, "allocated_blocks", "Blocks in token tables; a shared one counts once per request"),
-        (Unit.COUNT, "reclaimable_blocks", "Blocks that packing every request's live tokens would free"),
-        (Unit.COUNT, "headroom_target_blocks", "Blocks that the reserve should hold"),
-        (Unit.COUNT, "live_tokens", "Tokens that attention still reads"),
-        (Unit.COUNT, "dead_slots", "Allocated token slots that hold nothing attention reads"),
-        (Unit.COUNT, "tracked_requests", "Requests with a token table"),
-        (Unit.BYTES, "score_bytes", "Memory of the queries kept for policies that need attention"),
-    )),
-)  # fmt: skip
-
-_EVICTION = tuple(_shown(Group.EVICTION, Unit.COUNT, name, text) for name, text in (
-    ("tokens_registered_total", "Tokens that entered a token table"),
-    ("tokens_evicted_total", "Tokens that a policy forgot"),
-    ("policy_failures_total", "Decisions at which a policy raised or chose what it may not"),
-    ("invalid_options_total", "Requests whose own options were unusable inside the engine"),
-))  # fmt: skip
-
-_RECLAMATION = tuple(_shown(Group.RECLAMATION, unit, name, text) for unit, name, text in (
-    (Unit.COUNT, "blocks_released_total", "Blocks given back to the pool while their request was running"),
-    (Unit.COUNT, "blocks_consumed_total", "Reserve blocks that became evacuation blocks"),
-    (Unit.COUNT, "moves_total", "Tokens moved to another slot"),
-    (Unit.BYTES, "moved_bytes_total", "K and V bytes of the moved tokens, all layers"),
-    (Unit.COUNT, "copies_total", "Copy calls"),
-    (Unit.SECONDS, "copy_seconds_total", "Time in copy calls; with copies_total and moved_bytes_total gives means"),
-    (Unit.COUNT, "copy_waits_total", "Copies beside the engine that it had to wait for"),
-    (Unit.COUNT, "plans_deferred_total", "Decisions that wanted memory which the reserve did not have"),
-    (Unit.COUNT, "inflight_plans", "Evacuation plans whose copy is not committed"),
-))  # fmt: skip
-
-_INTEGRITY = (
-    *(_shown(Group.INTEGRITY, unit, name, text) for unit, name, text in (
-        (Unit.COUNT, "move_checks_total", "Plans whose moved bytes were compared (invariant I1)"),
-        (Unit.COUNT, "move_check_failures_total", "Plans whose moved bytes differed; must stay zero"),
-        (Unit.FLAG, "degraded", "1 once a failed check has ended relocation on the worker"),
-        (Unit.SECONDS, "substrate_seconds_total", "Time of the substrate on the engine's step path"),
-    )),
-)  # fmt: skip
-
-_ENGINE = tuple(_shown(Group.ENGINE, unit, name, text) for unit, name, text in (
-    (Unit.COUNT, "steps_total", "Engine steps"),
-    (Unit.COUNT, "running_requests", "Requests in the running batch"),
-    (Unit.COUNT, "waiting_requests", "Requests waiting inside the engine, held ones included"),
-    (Unit.COUNT, "held_requests", "Waiting requests held back until the reserve is refilled"),
-    (Unit.COUNT, "holds_expired_total", "Requests let go although the reserve was still short"),
-    (Unit.COUNT, "preemptions_total", "Requests that vLLM preempted"),
-))  # fmt: skip
 
 _FLEET = (
     Metric("replicas", Kind.GAUGE, Unit.COUNT, Group.FLEET, Source.CONTROLLER,
@@ -222,7 +162,7 @@ _BUILD = (
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = (
-    *_OCCUPANCY, *_EVICTION, *_RECLAMATION, *_INTEGRITY, *_ENGINE, *_FLEET, *_SERVICE, *_ADMISSION, *_GPU, *_BUILD,
+    *REPLICA_METRICS, *_FLEET, *_SERVICE, *_ADMISSION, *_GPU, *_BUILD,
 )  # fmt: skip
 
 BY_NAME = {metric.name: metric for metric in METRICS}

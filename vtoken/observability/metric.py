@@ -11,9 +11,6 @@ PREFIX = "vtoken_"
 EXPORT_PREFIX = "ray_"
 """Ray puts this in front of every name that leaves through it."""
 
-INFINITY = "+Inf"
-"""The last upper bound (`le`) of every histogram."""
-
 
 class Kind(StrEnum):
     """How a value behaves."""
@@ -86,6 +83,7 @@ class Metric:
         labels: its own, besides the common ones of its source; bounded, never a request id.
         values: label -> all its values, where they are known beforehand.
         combinations: of values that can be, where not all can.
+        detail: whether it comes from an engine's Details, under its name.
         fields: of `vtoken.core.telemetry.Snapshot` that it shows: one, or one per value of its only label.
     """
 
@@ -99,6 +97,7 @@ class Metric:
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fields: tuple[str, ...] = ()
     combinations: tuple[tuple[str, ...], ...] = ()
+    detail: bool = False
 
     @property
     def full_name(self) -> str:

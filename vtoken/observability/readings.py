@@ -11,11 +11,12 @@ from vtoken.core.config import VTokenConfig
 from vtoken.core.fleet import FleetRules, FleetSnapshot, ReplicaView, Verdict
 from vtoken.core.pressure import Level, room_share
 from vtoken.core.routing import RoutingTunables, is_fresh
-from vtoken.core.telemetry import Snapshot
+from vtoken.core.telemetry import Details, Snapshot
 from vtoken.observability.catalogue import BY_NAME, METRICS, REPLICA_STATES
 from vtoken.observability.publisher import Reading
 
 _SHOWN = tuple(metric for metric in METRICS if metric.fields)
+_DETAILS = tuple(metric for metric in METRICS if metric.detail)
 _ADMISSION = (
     "waiting_requests", "inside_requests", "places", "committed_tokens", "promised_returns", "waits_total",
     "wait_seconds_total",
@@ -33,6 +34,23 @@ def snapshot_readings(snapshot: Snapshot) -> Iterator[Reading]:
         (label,) = metric.labels
         for value, field in zip(metric.values[label], metric.fields, strict=True):
             yield Reading(metric.name, values[field], {label: value})
+
+
+def detail_readings(details: Details) -> Iterator[Reading]:
+    """All that it says in detail: zero for what it has not counted, nothing under a label that nobody knows."""
+    for metric in _DETAILS:
+        found = details.get(metric.name, {})
+        if not metric.labels:
+            yield Reading(metric.name, found.get("", 0))
+            continue
+        (label,) = metric.labels
+        for value in metric.values.get(label, tuple(found)):
+            yield Reading(metric.name, found.get(value, 0), {label: value})
+
+
+def heartbeat_readings(sent: Mapping[str, int]) -> Iterator[Reading]:
+    """What a replica counts of its heartbeats, by verdict."""
+    return _counted("heartbeats_sent_total", {(verdict,): count for verdict, count in sent.items()})
 
 
 def fleet_readings(view: FleetSnapshot, rules: FleetRules) -> Iterator[Reading]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import ray
 from ray.serve.context import ReplicaContext
@@ -19,14 +19,16 @@ from ray.util import metrics
 import vtoken
 from vtoken.core.config import VTokenConfig
 from vtoken.core.fleet import FleetRules, FleetSnapshot
-from vtoken.core.telemetry import Snapshot
+from vtoken.core.telemetry import Details, Snapshot
 from vtoken.observability.metric import Metric, Source
 from vtoken.observability.nvml import local_sampler
 from vtoken.observability.publisher import PERIOD_S, Publisher, Reading, Rounds
 from vtoken.observability.readings import (
     build_reading,
     config_readings,
+    detail_readings,
     fleet_readings,
+    heartbeat_readings,
     ingress_readings,
     router_readings,
     snapshot_readings,
@@ -71,8 +73,22 @@ def start_metrics(source: Source, common: Mapping[str, str], *sources: Callable[
     threading.Thread(target=run, name="vtoken-metrics", daemon=True).start()
 
 
-def start_replica_metrics(context: ReplicaContext, snapshot: Callable[[], Snapshot], config: VTokenConfig) -> None:
-    """Publish an engine replica's snapshot, settings and GPUs."""
+class Engine(Protocol):
+    """What the publisher reads of an engine service; from its own thread."""
+
+    def snapshot(self) -> Snapshot:
+        """The last snapshot."""
+        ...
+
+    def details(self) -> Details:
+        """What is counted for metrics only."""
+        ...
+
+
+def start_replica_metrics(
+    context: ReplicaContext, engine: Engine, config: VTokenConfig, heartbeats: Mapping[str, int]
+) -> None:
+    """Publish an engine replica's numbers, its settings, GPUs, and its heartbeats by verdict, which go on rising."""
     common = {
         "application": context.app_name,
         "deployment": context.deployment,
@@ -80,8 +96,10 @@ def start_replica_metrics(context: ReplicaContext, snapshot: Callable[[], Snapsh
     }
     fixed = [build_reading(config, versions()), *config_readings(config)]
     start_metrics(
-        Source.REPLICA, common, lambda: snapshot_readings(snapshot()), lambda: fixed, local_sampler().readings
-    )
+        Source.REPLICA, common, lambda: snapshot_readings(engine.snapshot()),
+        lambda: detail_readings(engine.details()), lambda: heartbeat_readings(dict(heartbeats)), lambda: fixed,
+        local_sampler().readings,
+    )  # fmt: skip
 
 
 def start_controller_metrics(app_name: str, loop: asyncio.AbstractEventLoop, look: Callable[[], Fleet]) -> None:

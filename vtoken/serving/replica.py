@@ -11,18 +11,20 @@ import contextlib
 import importlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol, cast
 
 from ray import serve
 
 from vtoken.core.errors import VTokenError
-from vtoken.core.fleet import FleetRules
+from vtoken.core.fleet import FleetRules, Verdict
 from vtoken.core.pressure import Level, level_after
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint
-from vtoken.core.telemetry import Heartbeat, Snapshot
+from vtoken.core.telemetry import Details, Heartbeat, Snapshot
 from vtoken.core.transcript import Progress, Resume
+from vtoken.observability.replica_metrics import UNDELIVERED
 from vtoken.serving.attempt import Item, attempt
 from vtoken.serving.controller import ControllerClient
 from vtoken.serving.drain import Drain
@@ -67,6 +69,10 @@ class EngineServiceProtocol(Protocol):
 
     def snapshot(self) -> Snapshot:
         """The last snapshot."""
+        ...
+
+    def details(self) -> Details:
+        """What is counted for metrics only."""
         ...
 
     async def explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
@@ -124,11 +130,12 @@ class EngineReplica:
         self._timer = HeartbeatTimer(settings.heartbeat, settings.rules)
         self._drain, self._draining = Drain(settings.replicas.graceful_shutdown_timeout_s), False
         self._sequence = 0
+        self._verdicts: Counter[str] = Counter()
         self._riding, self._faults = RideAlong(), Faults(settings.allow_faults)
         self._late: set[asyncio.Task[None]] = set()
         self._scaled, self._retiring = settings.autoscaling is not None, False
         self._beating = asyncio.create_task(self._beat_forever())
-        start_replica_metrics(context, self._service.snapshot, settings.vtoken)
+        start_replica_metrics(context, self._service, settings.vtoken, self._verdicts)
 
     async def generate(
         self, _hint: RouteHint, kind: str, body: dict[str, Any], resume: Resume
@@ -238,10 +245,12 @@ class EngineReplica:
         try:
             verdict = await self._controller.heartbeat(beat)
         except Exception as error:  # noqa: BLE001  # a dead controller must never hurt a replica
+            self._verdicts[UNDELIVERED] += 1
             logger.warning("heartbeat %d not delivered: %s", beat.sequence, error)
             await asyncio.sleep(0.2)
             return
-        if verdict.value != "accepted":
+        self._verdicts[verdict.value] += 1
+        if verdict is not Verdict.ACCEPTED:
             logger.warning("heartbeat %d rejected: %s", beat.sequence, verdict.value)
 
     async def __del__(self) -> None:

@@ -17,8 +17,8 @@ _REPLICAS = (
     Alert("TelemetryStale", top(all_of("telemetry_age_seconds"), REPLICA), "> 5", "5s", "warning",
           "Replica {{ $labels.replica }} has not reported for {{ $value }} s"),
     Alert("HeartbeatsRejected",
-          per_second("heartbeats_total", "5m", (*APPLICATION, "verdict"), verdict="impossible"), "> 0.05", "2m",
-          "warning", "A replica of {{ $labels.application }} reports what cannot be"),
+          per_second("heartbeats_sent_total", "5m", verdict="impossible"), "> 0.05", "2m",
+          "warning", "Replica {{ $labels.replica }} reports what cannot be"),
 )  # fmt: skip
 
 _METRICS = (

@@ -60,6 +60,8 @@ _COST = (
     Alert("StallsHigh", f'{per_second("copy_waits_total", "10m")} / ({per_second("copies_total", "10m")} > 0)',
           "> 0.5", "10m", "warning",
           "The engine of replica {{ $labels.replica }} waits for a share of {{ $value }} of its copies"),
+    Alert("HostSync", more("host_syncs_total", "10m"), "> 0", "0s", "warning",
+          "The host of replica {{ $labels.replica }} has stood still for its GPU {{ $value }} times in 10 minutes"),
     Alert("OverheadHigh", "vtoken:substrate_share:rate10m", "> 0.1", "10m", "warning",
           "The substrate of replica {{ $labels.replica }} takes a share of {{ $value }} of its time"),
 )  # fmt: skip

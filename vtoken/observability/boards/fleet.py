@@ -68,6 +68,8 @@ _TELEMETRY = Row("Telemetry", (
           (by_replica(series("telemetry_age_seconds")), REPLICA)),
     lines("Heartbeats by verdict", "Anything but accepted: a replica that contradicts itself, or reordered messages.",
           Unit.COUNT, (total(rate("heartbeats_total"), "verdict"), "{{verdict}}")),
+    lines("Heartbeats by replica", "As the replicas count them: which one is refused, or does not get through?",
+          Unit.COUNT, (total(rate("heartbeats_sent_total"), "replica", "verdict"), f"{REPLICA} {{{{verdict}}}} / s")),
     lines("Changes of level", "A replica that flaps needs more distance between the thresholds of section pressure.",
           Unit.COUNT, (rate_by_replica("level_changes_total"), f"{REPLICA} / s")),
     lines("Preemptions", "Preempted requests are computed again: memory is too short for the load.", Unit.COUNT,
