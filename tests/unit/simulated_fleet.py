@@ -54,8 +54,8 @@ def all_free(snapshot):
 class World:
     """`faults`: replica -> (from tick, to tick, kind), kind one of lie, freeze, fail, lag, silence."""
 
-    def __init__(self, count, clients, mode="room", faults=None, seed=0, tunables=None):
-        self.rng = random.Random(seed)
+    def __init__(self, count, clients, mode="room", faults=None, seed=0, tunables=None, poison=0.0):
+        self.rng, self.poison = random.Random(seed), poison
         self.engines = {f"r{n}": Engine() for n in range(count)}
         self.names = list(self.engines)
         self.fleet = FleetView()
@@ -129,9 +129,10 @@ class World:
         self.desk.commit(choice, request_id, hint, now_s)
         self.desk.accepted(request_id, name, hint, now_s)
         self.sent[name].append(self.tick_number)
-        if self.fault(name) == "fail":
+        poisoned = self.rng.random() < self.poison if self.poison else False
+        if poisoned or self.fault(name) == "fail":
             self.desk.ended(request_id, name)
-            self.desk.failed(name, now_s)
+            self.desk.failed(name, now_s, "poison" if poisoned else "fault")
             self.failed += 1
             self.clients += 1
             return

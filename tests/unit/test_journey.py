@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from vtoken.core.blame import cause_of
 from vtoken.core.failover import Failover, FailoverRules
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RouteHint
@@ -242,6 +243,40 @@ def test_a_failure_of_the_request_itself_goes_nowhere_else():
 def test_nor_does_a_refusal():
     replicas = Replicas(lambda _resume: iter([("accepted", "a", None), ("error", ErrorReply(400, "no"), None)]))
     assert run(replicas) == ([("error", ErrorReply(400, "no"))], {})
+
+
+class Notes:
+    """Keeps what the router is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def served(self, replica_id, _sent_s):
+        self.told.append(("served", replica_id))
+
+    def failed(self, replica_id, cause=None):
+        self.told.append(("failed", replica_id, cause))
+
+
+def test_the_router_hears_of_failures_with_their_cause_and_of_lost_replicas_without():
+    def told(*scripts):
+        notes = Notes()
+        fleet, one = journey(Replicas(*scripts))
+        fleet.notes = lambda: notes
+
+        async def collect():
+            return [item async for item in one.items()]
+
+        asyncio.run(collect())
+        return notes.told
+
+    def fails(reply):
+        return lambda _resume: iter([("accepted", "a", None), ("error", reply, None)])
+
+    broken = ErrorReply(500, "The template is broken.", None, "internal_server")
+    assert told(fails(broken)) == [("failed", "a", cause_of(broken))]
+    assert told(fails(ErrorReply(400, "no"))) == []
+    assert told(stream("a", 3, LOST), stream("b")) == [("failed", "a", None), ("served", "b")]
 
 
 def test_a_replica_that_writes_something_else_is_not_let_through():

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vtoken.core.affinity import BYTES_PER_TOKEN, PrefixIndex
+from vtoken.core.blame import Blame
 from vtoken.core.board import Board
 from vtoken.core.choosing import Chooser, Demand
 from vtoken.core.columns import FleetColumns, Membership
@@ -36,6 +37,7 @@ class Desk:
         self.tunables = tunables
         self._rng = rng
         self._ledger, self._trust, self._index = InflightLedger(), TrustBook(), PrefixIndex()
+        self._blame = Blame()
         self._board: Board | None = None
         self._candidates: Sequence[str] | None = None
         self._ids: tuple[str, ...] = ()
@@ -169,8 +171,13 @@ class Desk:
         """An engine answered a request that was sent at `sent_s`."""
         self._trust.served(replica_id, sent_s, now_s)
 
-    def failed(self, replica_id: str, now_s: float) -> None:
-        """A request failed at a replica for no fault of its own."""
+    def failed(self, replica_id: str, now_s: float, cause: str | None = None) -> None:
+        """A request failed at a replica; `cause` is the kind of error, None if the replica was lost.
+
+        Errors that the requests have brought along are held against nobody.
+        """
+        if cause is not None and not self._blame.is_replicas(cause, replica_id, now_s):
+            return
         self.failures_total += 1
         self._trust.failed(replica_id, now_s)
         self._refresh(replica_id)

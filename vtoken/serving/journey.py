@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vtoken.core.blame import cause_of
 from vtoken.core.failover import Failover, FailoverRules, Losses
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RouteHint
@@ -183,7 +184,7 @@ class Journey:
         if what == "ride":
             notes.rode_along(self._replica_id, value)
         elif what == "error" and value.status >= 500:
-            notes.failed(self._replica_id)
+            notes.failed(self._replica_id, cause_of(value))
         elif self._ended and what != "error":
             notes.served(self._replica_id, sent_s)
 

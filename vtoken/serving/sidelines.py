@@ -36,10 +36,10 @@ class Sidelines:
         now_s = time.monotonic()
         self._notes.append(lambda desk: desk.served(replica_id, sent_s, now_s))
 
-    def failed(self, replica_id: str) -> None:
-        """A request has failed at a replica for no fault of its own."""
+    def failed(self, replica_id: str, cause: str | None = None) -> None:
+        """A request has failed at a replica; see Desk.failed."""
         now_s = time.monotonic()
-        self._notes.append(lambda desk: desk.failed(replica_id, now_s))
+        self._notes.append(lambda desk: desk.failed(replica_id, now_s, cause))
 
     def deliver(self, desk: Desk) -> None:
         """To be called by the router: hand over what has come since."""
