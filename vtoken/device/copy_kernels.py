@@ -2,7 +2,9 @@
 
 A token is, per layer and KV head, one strided column of K and one row of V (see layout.py).  Elements are integers,
 so NaN payloads survive.  Tokens whose slots follow each other on both sides, within a block, form a RUN and move
-together: their K elements are neighbours as well, and a run that is a whole block becomes a plain copy.
+together: their K elements are neighbours as well, and a run that is a whole block becomes a plain copy.  Tokens that
+follow each other in the lists and share sixteen slots on both sides, but are no run, form a GROUP: an evacuation is
+full of them, and their K moves a line at a time (lane_moves.py).
 
 Every loop takes the same description of the layers: base addresses, KV heads and head sizes, int64 [layers], and S.
 """
@@ -19,13 +21,15 @@ from typing import Any
 import numpy as np
 from numba import carray, njit, types
 
-from vtoken.device import jit, simd
-from vtoken.device.simd import copy_elements, pointer_to, prefetch_for_write
+from vtoken.device import jit, lane_moves, simd
+from vtoken.device.lane_moves import move_lanes, pack
+from vtoken.device.simd import LANES, copy_elements, pointer_to, prefetch_for_write
 
 _INTS = types.Array(types.int64, 1, "C")
 _LAYERS = (_INTS, _INTS, _INTS, types.int64, types.int64)
 _PRIME = np.uint64(0x100000001B3)
 _SEED = np.uint64(0xCBF29CE484222325)
+_LEAST_GROUP = 3  # tokens: packing an order costs about as much as moving two one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +59,72 @@ def _run_length(src, dst, first, block_size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _move_run(cache, source, target, following, length, block_size, dim):  # type: ignore[no-untyped-def]
-    """K of one head and one run; `source` and `target` are its first elements, `following` where the next run writes.
+def _group_length(src, dst, first):  # type: ignore[no-untyped-def]
+    """Tokens from `first` on whose slots stay within the same sixteen on either side."""
+    unit, to = src[first] // LANES, dst[first] // LANES
+    length = 1
+    while first + length < len(src) and src[first + length] // LANES == unit and dst[first + length] // LANES == to:
+        length += 1
+    return length
+
+
+@njit(nogil=True)
+def _element(slot, heads, block_size, width):  # type: ignore[no-untyped-def]
+    """Where K of the first head and a slot begins; of every other head, `width` later. V: see `_move_values`."""
+    return slot // block_size * heads * width + slot % block_size
+
+
+@njit(nogil=True)
+def _move_one(cache, source, target, following, block_size, dim):  # type: ignore[no-untyped-def]
+    """K of one head and token; `source` and `target` are its first elements, `following` where the next move writes.
 
     A column touches a cache line per one or two elements, and the hardware's prefetcher stops at the page, which is
     about where a head ends: asking early for the lines of the next column hides most of that wait.  (Asking for the
     next source as well was measured to cost more than it hides.)
     """
-    if length == 1:  # by far the most common, and a loop less
-        for d in range(dim):
-            cache[target + d * block_size] = cache[source + d * block_size]
-            prefetch_for_write(cache, following + d * block_size)
-        return
     for d in range(dim):
-        for i in range(length):
-            cache[target + d * block_size + i] = cache[source + d * block_size + i]
+        cache[target + d * block_size] = cache[source + d * block_size]
         prefetch_for_write(cache, following + d * block_size)
+
+
+@njit(nogil=True)
+def _move_group_by_lanes(  # type: ignore[no-untyped-def]
+    cache, src, dst, first, count, source, target, following, block_size, dim
+):
+    """K of one head and `count` tokens of one group; the addresses are those of the group's first token."""
+    order, mask = pack(src, dst, first, count)
+    source, target = source - src[first] % LANES, target - dst[first] % LANES
+    for d in range(dim):
+        move_lanes(cache, source + d * block_size, target + d * block_size, order, mask)
+        prefetch_for_write(cache, following + d * block_size)
+
+
+@njit(nogil=True)
+def _move_group_by_elements(  # type: ignore[no-untyped-def]
+    cache, src, dst, first, count, source, target, following, block_size, dim
+):
+    """The same on processors without the permutation."""
+    for d in range(dim):
+        for i in range(first, first + count):
+            at, to = source + src[i] - src[first], target + dst[i] - dst[first]
+            cache[to + d * block_size] = cache[at + d * block_size]
+        prefetch_for_write(cache, following + d * block_size)
+
+
+# A global, not an argument: numba's cache key holds the processor, which is what it depends on.
+_move_group = _move_group_by_lanes if lane_moves.available() else _move_group_by_elements
+
+
+@njit(nogil=True)
+def _move_values(cache, src, dst, first, count, head, heads, block_size, dim, width):  # type: ignore[no-untyped-def]
+    """V of one head and `count` tokens: a row each, and the rows of a run in one copy."""
+    end = first + count
+    while first < end:
+        length = min(_run_length(src, dst, first, block_size), end - first)
+        source = (src[first] // block_size * heads + head) * width + (block_size + src[first] % block_size) * dim
+        target = (dst[first] // block_size * heads + head) * width + (block_size + dst[first] % block_size) * dim
+        copy_elements(cache, target, source, length * dim)
+        first += length
 
 
 @njit(nogil=True)
@@ -89,7 +143,7 @@ def _move_blocks(cache, src, dst, block_size, block_elements):  # type: ignore[n
 def kernels(itemsize: int) -> Kernels:
     """The loops for elements of 2 or 4 bytes: compiled, or loaded from numba's cache, at the first call."""
     element = {2: np.uint16, 4: np.uint32}[itemsize]
-    sources = jit.digest(simd)
+    sources = jit.digest(simd, lane_moves)
     pair, single = (*_LAYERS, _INTS, _INTS), (*_LAYERS, _INTS)
     return Kernels(
         move=jit.build(njit, types.void(*pair), _make_move(element, sources), nogil=True),
@@ -106,20 +160,25 @@ def _make_move(element: type, sources: str) -> Callable[..., Any]:
             width = 2 * block_size * dim
             cache = carray(pointer_to(bases[layer]), num_slots * 2 * heads * dim, element)
             _move_blocks(cache, src, dst, block_size, heads * width)
-            for head in range(heads):
-                first = 0
-                while first < len(src):
-                    length = _run_length(src, dst, first, block_size)
-                    source, at = (src[first] // block_size * heads + head) * width, src[first] % block_size
-                    target, to = (dst[first] // block_size * heads + head) * width, dst[first] % block_size
-                    first += length
-                    if length == block_size:
-                        continue
-                    after = min(first, len(src) - 1)
-                    following = (dst[after] // block_size * heads + head) * width + dst[after] % block_size
-                    _move_run(cache, source + at, target + to, following, length, block_size, dim)
-                    source, target = source + (block_size + at) * dim, target + (block_size + to) * dim
-                    copy_elements(cache, target, source, length * dim)
+            first = 0
+            while first < len(src):
+                if _run_length(src, dst, first, block_size) == block_size:
+                    first += block_size
+                    continue
+                count = _group_length(src, dst, first)
+                count = count if count >= _LEAST_GROUP else 1
+                source = _element(src[first], heads, block_size, width)
+                target = _element(dst[first], heads, block_size, width)
+                after = _element(dst[min(first + count, len(src) - 1)], heads, block_size, width)
+                for head in range(heads):
+                    at, to = source + head * width, target + head * width
+                    following = to + width if head + 1 < heads else after
+                    if count == 1:  # by far the most common in a stream: hole filling
+                        _move_one(cache, at, to, following, block_size, dim)
+                    else:
+                        _move_group(cache, src, dst, first, count, at, to, following, block_size, dim)
+                    _move_values(cache, src, dst, first, count, head, heads, block_size, dim, width)
+                first += count
 
     return move
 

@@ -246,19 +246,24 @@ def copy_elements(typing: Any, array: Any, target: Any, source: Any, count: Any)
     return types.void(array, types.intp, types.intp, types.intp), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
-def prefetch_for_write(typing: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of `array[index]`; a hint, so any index is allowed."""
+def _prefetch(write: int, doc: str) -> Any:
+    def typer(typing: Any, array: Any, index: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, args[0]).data
+            pointer = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+            kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _I32, _I32, _I32])
+            hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(hint, [pointer, *(ir.Constant(_I32, number) for number in (write, 3, 1))])
+            return context.get_dummy_value()
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _I32, _I32, _I32])
-        hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(hint, [pointer, ir.Constant(_I32, 1), ir.Constant(_I32, 3), ir.Constant(_I32, 1)])
-        return context.get_dummy_value()
+        return types.void(array, types.intp), codegen
 
-    return types.void(array, types.intp), codegen
+    typer.__doc__ = doc
+    return intrinsic(typer)
+
+
+prefetch_for_read = _prefetch(0, "Ask for the cache line of `array[index]`, to read; a hint, so any index is allowed.")
+prefetch_for_write = _prefetch(1, "The same, to write.")
 
 
 _LOG2E = np.float32(1.44269504088896341)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from vtoken.device.lane_moves import store_packed
 from vtoken.device.simd import (
     LANES,
     add,
@@ -32,6 +33,7 @@ from vtoken.device.simd import (
     load,
     max_lanes,
     mul,
+    prefetch_for_read,
     splat,
     store,
     sub,
@@ -40,7 +42,9 @@ from vtoken.device.simd import (
 
 TILE_ROWS = 32  # score rows of one tile: enough to reuse K and V from L1, few enough that scores stay in L2
 RANKS_AT_ONCE = 32  # value rows widened to float32 at a time: 32 * 128 * 4 bytes is half of a common L1 cache
+LINE_BYTES = 64
 ROWS_AT_ONCE = 4  # score rows held in registers; buffers are padded to a multiple of it
+EVERY_LANE = (1 << LANES) - 1
 
 # Columns of the task table (int64, one line per tile).
 TASK_TOKEN, TASK_QUERIES, TASK_SLOT, TASK_VISIBLE, TASK_VISIT, TASK_VISIT_END = range(6)
@@ -103,16 +107,48 @@ def _dot_four(keys, at, step, queries, row, dim, target, target_at, target_step)
 
 
 @njit(nogil=True)
+def _dot_three(keys, at, step, queries, row, dim, target, target_at, target_step):  # type: ignore[no-untyped-def]
+    """The same for three rows: nine heads on three KV heads are common, and a fourth row would be wasted on them."""
+    q0 = row * dim
+    q1, q2 = q0 + dim, q0 + 2 * dim
+    s0, s1, s2 = splat(_ZERO), splat(_ZERO), splat(_ZERO)
+    for d in range(dim):
+        key = load(keys, at + d * step)
+        s0 = fma(splat(queries[q0 + d]), key, s0)
+        s1 = fma(splat(queries[q1 + d]), key, s1)
+        s2 = fma(splat(queries[q2 + d]), key, s2)
+    store(target, target_at, s0)
+    store(target, target_at + target_step, s1)
+    store(target, target_at + 2 * target_step, s2)
+
+
+@njit(nogil=True)
+def _dot_rows(keys, at, step, queries, row, rows, dim, target, target_at, target_step):  # type: ignore[no-untyped-def]
+    """The next rows, at most four; scores of rows that only fill the buffer up may be left out."""
+    if rows - row == ROWS_AT_ONCE - 1:
+        _dot_three(keys, at, step, queries, row, dim, target, target_at, target_step)
+    else:
+        _dot_four(keys, at, step, queries, row, dim, target, target_at, target_step)
+
+
+@njit(nogil=True)
 def _score_visit(  # type: ignore[no-untyped-def]
-    keys, at, step, dim, queries, rows, lanes, ranks, first, last, straight, visit, scores, stride
+    keys, at, step, dim, queries, rows, lanes, ranks, first, last, packed, visit, scores, stride
 ):
-    """Scores of one visit for all rows, written at the logical ranks of its live slots."""
+    """Scores of one visit for all rows, written at the logical ranks of its live slots.
+
+    `packed`: the live lanes as bits, if their ranks follow each other from ranks[first] on; else 0.
+    """
     for row in range(0, rows, ROWS_AT_ONCE):
-        if straight:
-            _dot_four(keys, at, step, queries, row, dim, scores, row * stride + ranks[first], stride)
+        if packed == EVERY_LANE:
+            _dot_rows(keys, at, step, queries, row, rows, dim, scores, row * stride + ranks[first], stride)
             continue
-        _dot_four(keys, at, step, queries, row, dim, visit, 0, LANES)
-        for entry in range(first, last):  # padding rows included: cheaper than asking
+        _dot_rows(keys, at, step, queries, row, rows, dim, visit, 0, LANES)
+        if packed:
+            for r in range(ROWS_AT_ONCE):  # padding rows included here and below: cheaper than asking
+                store_packed(scores, (row + r) * stride + ranks[first], load(visit, r * LANES), packed)
+            continue
+        for entry in range(first, last):
             lane, at_rank = lanes[entry], row * stride + ranks[entry]
             scores[at_rank] = visit[lane]
             scores[at_rank + stride] = visit[LANES + lane]
@@ -124,22 +160,22 @@ def _score_visit(  # type: ignore[no-untyped-def]
 def _score_tile(  # type: ignore[no-untyped-def]
     cache, head, kv_heads, block_size, dim, queries, rows, task, visible, route, widened, visit, scores, stride
 ):
-    visit_first, visit_unit, visit_rank, visit_straight, lanes, ranks = route
+    visit_first, visit_unit, visit_rank, visit_packed, lanes, ranks = route
     units = block_size // LANES
     for v in range(task[TASK_VISIT], task[TASK_VISIT_END]):
         if visit_rank[v] >= visible:  # every live slot here is younger than the tile's last query
             continue
         block, unit = visit_unit[v] // units, visit_unit[v] % units
         at = (block * kv_heads + head) * 2 * block_size * dim + unit * LANES
-        first, last, straight = visit_first[v], visit_first[v + 1], visit_straight[v] != 0
+        first, last, packed = visit_first[v], visit_first[v + 1], visit_packed[v]
         if rows <= ROWS_AT_ONCE:
             _score_visit(
-                cache, at, block_size, dim, queries, rows, lanes, ranks, first, last, straight, visit, scores, stride
+                cache, at, block_size, dim, queries, rows, lanes, ranks, first, last, packed, visit, scores, stride
             )
             continue
         for d in range(dim):
             store(widened, d * LANES, load(cache, at + d * block_size))
-        _score_visit(widened, 0, LANES, dim, queries, rows, lanes, ranks, first, last, straight, visit, scores, stride)
+        _score_visit(widened, 0, LANES, dim, queries, rows, lanes, ranks, first, last, packed, visit, scores, stride)
 
 
 @njit(nogil=True)
@@ -167,6 +203,17 @@ def _softmax(scores, at, visible, cap):  # type: ignore[no-untyped-def]
         store(scores, at + j, weight)
         total = add(total, weight)
     return sum_lanes(total)
+
+
+@njit(nogil=True)
+def _ask_for_values(cache, head, kv_heads, block_size, dim, slots, first, end):  # type: ignore[no-untyped-def]
+    """Value rows of a row's ranks lie anywhere, so no prefetcher foresees them."""
+    step = LINE_BYTES // cache.itemsize
+    for rank in range(first, end):
+        block, offset = slots[rank] // block_size, slots[rank] % block_size
+        at = ((block * kv_heads + head) * 2 + 1) * block_size * dim + offset * dim
+        for d in range(0, dim, step):
+            prefetch_for_read(cache, at + d)
 
 
 @njit(nogil=True)
@@ -204,6 +251,27 @@ def _weigh_four(weights, at, stride, values, count, dim, d, sums, row):  # type:
 
 
 @njit(nogil=True)
+def _weigh_three(weights, at, stride, values, count, dim, d, sums, row):  # type: ignore[no-untyped-def]
+    """The same for three rows of sums."""
+    w0, w1, w2 = at, at + stride, at + 2 * stride
+    s0 = row * dim + d
+    s1, s2 = s0 + dim, s0 + 2 * dim
+    a0, a1, a2 = load(sums, s0), load(sums, s1), load(sums, s2)
+    b0, b1, b2 = load(sums, s0 + LANES), load(sums, s1 + LANES), load(sums, s2 + LANES)
+    for r in range(count):
+        low, high = load(values, r * dim + d), load(values, r * dim + d + LANES)
+        p0, p1, p2 = splat(weights[w0 + r]), splat(weights[w1 + r]), splat(weights[w2 + r])
+        a0, a1, a2 = fma(p0, low, a0), fma(p1, low, a1), fma(p2, low, a2)
+        b0, b1, b2 = fma(p0, high, b0), fma(p1, high, b1), fma(p2, high, b2)
+    store(sums, s0, a0)
+    store(sums, s1, a1)
+    store(sums, s2, a2)
+    store(sums, s0 + LANES, b0)
+    store(sums, s1 + LANES, b1)
+    store(sums, s2 + LANES, b2)
+
+
+@njit(nogil=True)
 def _weigh_one(weights, at, values, count, dim, d, sums, row):  # type: ignore[no-untyped-def]
     """The same for one row of sums and sixteen head dimensions."""
     total = load(sums, row * dim + d)
@@ -217,7 +285,10 @@ def _weigh_ranks(scores, stride, rank, values, count, dim, rows, sums):  # type:
     paired = dim // (2 * LANES) * (2 * LANES)
     for row in range(0, rows, ROWS_AT_ONCE):
         for d in range(0, paired, 2 * LANES):
-            _weigh_four(scores, row * stride + rank, stride, values, count, dim, d, sums, row)
+            if rows - row == ROWS_AT_ONCE - 1:
+                _weigh_three(scores, row * stride + rank, stride, values, count, dim, d, sums, row)
+            else:
+                _weigh_four(scores, row * stride + rank, stride, values, count, dim, d, sums, row)
         if paired < dim:  # head sizes 80 and 112 end with half a pair
             for r in range(row, min(row + ROWS_AT_ONCE, rows)):
                 _weigh_one(scores, r * stride + rank, values, count, dim, paired, sums, r)
@@ -232,6 +303,8 @@ def _weigh_tile(  # type: ignore[no-untyped-def]
         store(sums, at, splat(_ZERO))
     for rank in range(0, visible, RANKS_AT_ONCE):
         count = min(RANKS_AT_ONCE, visible - rank)
+        behind = min(rank + 2 * RANKS_AT_ONCE, visible)
+        _ask_for_values(cache, head, kv_heads, block_size, dim, slots, first + rank + count, first + behind)
         _widen_values(cache, head, kv_heads, block_size, dim, slots, first + rank, count, values)
         _weigh_ranks(scores, stride, rank, values, count, dim, rows, sums)
     extra = rows // group - 1  # ranks that only later queries of the tile see

@@ -34,7 +34,7 @@ class Route:
         visit_first: [v + 1] entries of visit i are visit_first[i]..visit_first[i + 1] - 1.
         visit_unit: [v] the unit's number, slot // 16.
         visit_rank: [v] lowest logical rank in the visit.
-        visit_straight: [v] 1 where all 16 lanes are live and lane i has rank visit_rank + i.
+        visit_packed: [v] the live lanes as bits, where their ranks follow each other in the order of lanes; else 0.
         entry_lane, entry_rank: [n] lane (slot % 16) and logical rank within the row.
         longest: live slots of the longest row.
         rows_per_tile: most query tokens in a tile.
@@ -47,7 +47,7 @@ class Route:
     visit_first: Array
     visit_unit: Array
     visit_rank: Array
-    visit_straight: Array
+    visit_packed: Array
     entry_lane: Array
     entry_rank: Array
     longest: int
@@ -59,7 +59,7 @@ class Route:
     def fill(self, call: Any) -> None:
         """Write addresses and counts into a CALL record; the route must outlive the call."""
         for name in (
-            "slots", "tasks", "visit_first", "visit_unit", "visit_rank", "visit_straight", "entry_lane", "entry_rank",
+            "slots", "tasks", "visit_first", "visit_unit", "visit_rank", "visit_packed", "entry_lane", "entry_rank",
         ):  # fmt: skip
             call[name] = getattr(self, name).ctypes.data
         call["num_tasks"], call["num_slots"] = len(self.tasks), len(self.slots)
@@ -85,7 +85,7 @@ def make_route(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[A
         visit_first=visit_first,
         visit_unit=unit[begins],
         visit_rank=np.minimum.reduceat(rank, begins) if len(begins) else begins,
-        visit_straight=_straight(rank - lane, visit_first),
+        visit_packed=_packed(rank, lane, visit_first),
         entry_lane=lane,
         entry_rank=rank,
         longest=int(np.diff(starts).max(initial=0)),
@@ -125,13 +125,14 @@ def _changes(row: Array, unit: Array) -> Array:
     return np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (np.diff(unit) != 0)])
 
 
-def _straight(rank_minus_lane: Array, visit_first: Array) -> Array:
+def _packed(rank: Array, lane: Array, visit_first: Array) -> Array:
+    """See Route.visit_packed; entries of a visit are in the order of lanes."""
     begins, sizes = visit_first[:-1], np.diff(visit_first)
     if not len(begins):
         return begins
-    low, high = np.minimum.reduceat(rank_minus_lane, begins), np.maximum.reduceat(rank_minus_lane, begins)
-    straight: Array = ((sizes == LANES) & (low == high)).astype(np.int64)
-    return straight
+    behind = rank - (np.arange(len(rank)) - np.repeat(begins, sizes))
+    follow = np.minimum.reduceat(behind, begins) == np.maximum.reduceat(behind, begins)
+    return np.where(follow, np.add.reduceat(np.int64(1) << lane, begins), 0)
 
 
 def _tiles(starts: Array, queries: Array, visits: Array, most: int) -> Array:

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from numba import carray, types
 
-from vtoken.device import jit, simd, strict_kernel
+from vtoken.device import jit, lane_moves, simd, strict_kernel
 from vtoken.device.simd import pointer_to, take_ticket
 from vtoken.device.strict_kernel import TASK_COLUMNS, serve_item
 
 _ADDRESSES = (
-    "cache", "query", "out", "tasks", "slots", "visit_first", "visit_unit", "visit_rank", "visit_straight",
+    "cache", "query", "out", "tasks", "slots", "visit_first", "visit_unit", "visit_rank", "visit_packed",
     "entry_lane", "entry_rank", "scratch", "counters",
 )  # fmt: skip
 _NUMBERS = (
@@ -55,7 +55,7 @@ def _work(call, cache, query, out):  # type: ignore[no-untyped-def]
         carray(pointer_to(call.visit_first), call.num_visits + 1, np.int64),
         carray(pointer_to(call.visit_unit), call.num_visits, np.int64),
         carray(pointer_to(call.visit_rank), call.num_visits, np.int64),
-        carray(pointer_to(call.visit_straight), call.num_visits, np.int64),
+        carray(pointer_to(call.visit_packed), call.num_visits, np.int64),
         carray(pointer_to(call.entry_lane), call.num_slots, np.int64),
         carray(pointer_to(call.entry_rank), call.num_slots, np.int64),
     )
@@ -93,7 +93,7 @@ _ELEMENTS = {torch.bfloat16: np.uint16, torch.float16: np.int16, torch.float32: 
 def compiled(dtype: torch.dtype) -> Any:
     """The machine code for one dtype: built, or loaded from numba's cache, at the first call."""
     signature = types.void(types.CPointer(numba.from_dtype(CALL)))
-    entry = _make_entry(_ELEMENTS[dtype], jit.digest(simd, strict_kernel))
+    entry = _make_entry(_ELEMENTS[dtype], jit.digest(simd, lane_moves, strict_kernel))
     return jit.build(numba.cfunc, signature, entry)
 
 
