@@ -15,6 +15,8 @@ export HF_HOME := $(CURDIR)/.cache/huggingface
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export RAY_USAGE_STATS_ENABLED := 0
+# Two at a time: an engine of the tests is busy on one core. tests/conftest.py says what stays together.
+PAIRED := -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo test test-kernels test-cluster cluster-tools check prometheus observe test-observe lock clean
@@ -36,11 +38,11 @@ demo: model  ## two replicas serve real chat traffic and reclaim memory (KEEP=1 
 
 test: model prometheus  ## all tests that need no GPU: unit tests first, then real engines and clusters
 	@echo "== unit tests"
-	@$(BIN)/python -m pytest -m "not integration and not cluster and not gpu and not kernels"
+	@$(BIN)/python -m pytest $(PAIRED) -m "not integration and not cluster and not gpu and not kernels"
 	@echo "== Triton kernels, interpreted"
 	@$(MAKE) --no-print-directory test-kernels
 	@echo "== integration tests"
-	@$(BIN)/python -m pytest -m "(integration or cluster) and not gpu"
+	@$(BIN)/python -m pytest $(PAIRED) -m "(integration or cluster) and not gpu"
 
 test-kernels: setup  ## the Triton kernels on the CPU, interpreted
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "kernels and not gpu" tests/device
