@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -296,5 +296,4 @@ def test_a_busy_engine_says_details_seldom_and_what_it_says_can_be_carried(lazy:
     lazy.step(64)
     first = lazy.substrate.statistics()
     assert "details" not in lazy.substrate.statistics()
-    carried = msgspec.msgpack.decode(msgspec.msgpack.encode(first))
-    assert carried["details"] == first["details"]
+    assert json.loads(json.dumps(first))["details"] == first["details"], "plain texts and numbers only"
