@@ -98,6 +98,18 @@ def test_a_decision_is_ready_so_many_of_its_own_steps_after_it_was_asked_for(ste
     np.testing.assert_allclose(found.total, bench.expected("a", [np.arange(q + 1) for q in range(6)])[:7], atol=1e-4)
 
 
+def test_a_decision_knows_of_all_queries_up_to_its_question_even_if_a_full_ring_was_asked_for_just_before() -> None:
+    bench = CudaBench()
+    row = bench.add("a")
+    bench.step({"a": 6})
+    bench.scorer.ask("a", row.table)
+    bench.step({"a": 1}), bench.step({"a": 1})
+    assert not bench.scorer.ready("a", row.table)
+    bench.step({"a": 1})
+    assert bench.scorer.ready("a", row.table)
+    assert bench.ledger("a").queries == 8
+
+
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the device's progress is prescribed")
 @pytest.mark.parametrize(("too_early", "stands_still"), [(0, False), (1, True)])
 def test_nobody_waits_for_a_device_that_is_as_far_behind_as_the_engine_allows(too_early, stands_still) -> None:

@@ -12,6 +12,7 @@ from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.core.wire import Grant, RequestGrant
 from vtoken.device.cuda_copy import CudaCopyEngine
 from vtoken.device.cuda_layout import keys_of, values_of
+from vtoken.device.cuda_scorer import CudaScorer, ScorerRoom
 from vtoken.device.cuda_streams import Lane
 from vtoken.device.event_model import SimulatedStreams, Violation
 from vtoken.engine.substrate import Substrate
@@ -43,7 +44,8 @@ class Bench:
         self.cache = torch.full((BLOCKS, 1, SIZE, 4), -1.0)
         config = VTokenConfig(relocation=relocation, theta_f=0.1, check_moves=0.0, reader=reader)
         self.copies = simulated_engine(self.streams, {"layer": self.cache}, engine, moves_per_launch=64)
-        self.substrate = Substrate(config, SIZE, self.copies, Order(["a", "b"]))
+        nobody = CudaScorer(self.streams, 2, 8, ScorerRoom(requests=0, tokens=0, length=0, heads=0), steps_ahead=0)
+        self.substrate = Substrate(config, SIZE, self.copies, Order(["a", "b"]), scorer=nobody)
         self.substrate.bind_caches({"layer": self.cache})
         self.free = list(range(1, BLOCKS))
         self.reserve = [self.free.pop() for _ in range(RESERVE)]

@@ -147,7 +147,7 @@ def test_a_captured_graph_launches_the_strict_reader_for_all_its_tokens_and_a_ba
         slot_mapping=torch.full((4,), -1),
     )  # fmt: skip
     built = builder.build_for_cudagraph_capture(common)
-    assert built.lines == 4
+    assert (built.lines, built.observed) == (4, False)
     assert not built.strict.visible.any()
     assert built.block_table.data_ptr() == builder.tables.blocks.data_ptr()
     assert built.seq_lens.data_ptr() == builder.tables.lengths.data_ptr()
@@ -157,3 +157,42 @@ def test_a_captured_graph_launches_the_strict_reader_for_all_its_tokens_and_a_ba
 def test_blocks_that_the_kernel_would_split_are_refused(builder) -> None:
     with pytest.raises(UnsupportedError, match=r"blocks of 32 tokens and the pool has blocks of 16.*block_size=32"):
         type(builder)(spec(32), [], CONFIG, torch.device("cpu"))
+
+
+def test_after_vllms_kernel_the_strict_reader_reads_its_lines_and_chosen_layers_keep_their_queries(monkeypatch) -> None:
+    from vtoken.engine.backend_flash import VTokenFlashMetadata
+
+    happened: list = []
+
+    class Native:
+        scale, logits_soft_cap = 0.5, 30.0
+
+        def forward(self, *given, **named):
+            happened.append("native")
+            return given[6]
+
+    class Impl(backend_cuda.StrictImpl, Native):
+        pass
+
+    scorer = SimpleNamespace(
+        observes=lambda layer: layer == "layers.1", observe=lambda *given: happened.append(("kept", *given))
+    )
+    monkeypatch.setattr(session, "_session", session._Session(SimpleNamespace(scorer=scorer)))
+    monkeypatch.setattr(backend_cuda.triton_reader, "attend", lambda *given: happened.append(("strict", *given)))
+
+    def forward(layer: str, metadata) -> list:
+        happened.clear()
+        given = (SimpleNamespace(layer_name=layer), "query", "key", "value", "cache", metadata, "output")
+        assert Impl().forward(*given) == "output"
+        return list(happened)
+
+    def metadata(**ours):
+        return VTokenFlashMetadata(7, 1, None, 9, None, None, None, strict="rows", **ours)
+
+    kept = ("kept", "layers.1", "query", 0.5, 7)
+    assert forward("layers.1", None) == ["native"], "a profiling run"
+    assert forward("layers.1", metadata()) == ["native"]
+    assert forward("layers.1", metadata(observed=True)) == ["native", kept]
+    assert forward("layers.0", metadata(observed=True)) == ["native"]
+    read = ("strict", "query", "cache", "rows", 0.5, "output", 30.0, 3)
+    assert forward("layers.1", metadata(observed=True, lines=3)) == ["native", read, kept]

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.engine.test_worker_substrate import scheduled
+from vtoken.core.config import VTokenConfig
 from vtoken.core.wire import Grant
+from vtoken.device.cuda_scorer import ScorerRoom
 from vtoken.engine.batch_order import OrderV2
 from vtoken.engine.wire import GrantEnvelope
 
@@ -50,3 +52,15 @@ def test_a_step_that_fails_is_over_too(worker) -> None:
         worker.execute_model(scheduled(GrantEnvelope(Grant((), 0, {}, 0.0))))
     worker.order.look(COMMON)
     assert worker.order() == []
+
+
+@pytest.mark.parametrize(("policy", "requests"), [("none", 0), ("streaming_llm", 0), ("key_norm", 0), ("h2o", 8)])
+def test_queries_are_kept_where_the_engines_own_policy_looks_at_attention(policy: str, requests: int) -> None:
+    from vtoken.engine.worker_gpu import scorer_room
+
+    config = VTokenConfig.from_mapping({"policy": {"policy": policy, "budget_tokens": 64} if policy != "none" else {}})
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=512, get_num_attention_heads=lambda parallel: 9),
+        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256), parallel_config=None,
+    )  # fmt: skip
+    assert scorer_room(config, vllm_config) == ScorerRoom(requests, 256, 512, 9)

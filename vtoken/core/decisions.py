@@ -65,7 +65,13 @@ class Decisions:
     def keep_up(self, row: Row) -> None:
         """Count the attention of queries that the next step would overwrite."""
         if row.needs is Needs.ATTENTION and self.scores is not None and self.scores.overdue(row.request_id):
-            self.observe(row)
+            self.scores.ask(row.request_id, row.table)
+
+    def ready(self, row: Row) -> bool:
+        """Whether the row's policy can be told now what it needs: where attention is counted beside the engine, that
+        takes some steps.
+        """
+        return row.needs is not Needs.ATTENTION or self.scores is None or self.scores.ready(row.request_id, row.table)
 
     def observe(self, row: Row) -> None:
         """Count the attention of the row's queries that were not counted yet."""

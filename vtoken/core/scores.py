@@ -102,8 +102,18 @@ class KeyScores:
 class ScoreSource(Protocol):
     """Where observations come from: the device that holds queries and keys."""
 
+    def ask(self, request_id: str, table: TokenTable) -> None:
+        """Begin to count the queries that were not counted yet; `drain` gives the window."""
+        ...
+
+    def ready(self, request_id: str, table: TokenTable) -> bool:
+        """Whether a decision may be made now. If not, what it is to know has been asked for, and it is made in one of
+        the request's next steps: which one depends on the request's own history alone.
+        """
+        ...
+
     def drain(self, request_id: str, table: TokenTable) -> list[Observation]:
-        """Windows of the queries that were not counted yet, oldest first; afterwards they are."""
+        """Windows of the queries that were not given out yet, oldest first."""
         ...
 
     def overdue(self, request_id: str) -> bool:

@@ -110,7 +110,8 @@ class Shard:
             row = self.rows[row_step.request_id]
             self.decisions.keep_up(row)
             decoding = row_step.scheduled_tokens == 1  # so the steps planned ahead bring one token each, too
-            if decoding and row.forgetting.due(row.table) and row.may_evict and self._forget(row):
+            due = decoding and row.forgetting.due(row.table) and row.may_evict
+            if due and self.decisions.ready(row) and self._forget(row):
                 plans += self._in_stream(row, 1 + self.steps_ahead)
         return plans
 

@@ -75,11 +75,14 @@ class _Window:
 
 @dataclass(slots=True)
 class _Ring:
-    """A request's ring: its index, token ids of the queries in it, and windows that were not drained."""
+    """A request's ring: its index, token ids of the queries in it, windows that were not drained, and whether the last
+    of them was asked for by a decision that waits.
+    """
 
     index: int
     ids: list[int] = field(default_factory=list)
     windows: list[_Window] = field(default_factory=list)
+    deciding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +246,13 @@ class CudaScorer:
             self._enqueue(ring, ring.index * self._window, query_ids, table.live_slots(), table.live_ids(), table.total)
 
     def ready(self, request_id: str, table: TokenTable) -> bool:
-        """Whether the device has answered all that was asked, by the number of steps since; asks if nothing was."""
+        """Whether the device has answered all that was asked, by the number of steps since; the first time, asks."""
         ring = self._rings.get(request_id)
         if ring is None:
             return True
-        if not ring.windows:
+        if not ring.deciding:
             self.ask(request_id, table)
+            ring.deciding = True
         return all(table.total >= window.asked_at + self._delay for window in ring.windows)
 
     def drain(self, request_id: str, table: TokenTable) -> list[Observation]:  # noqa: ARG002  # the table was read by `ask`
@@ -256,7 +260,7 @@ class CudaScorer:
         ring = self._rings.get(request_id)
         if ring is None:
             return []
-        windows, ring.windows = ring.windows, []
+        windows, ring.windows, ring.deciding = ring.windows, [], False
         return [self._settled(window) for window in windows]
 
     def keys(self, table: TokenTable) -> KeyScores:

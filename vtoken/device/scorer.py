@@ -10,6 +10,7 @@ Keys are visited in logical order, so equal K/V gives equal bits wherever the to
 
     plan(rows, starts)          once per step: which tokens of the batch are observed, and how
     observe(layer, query, ...)  in each chosen layer's attention, after its kernel
+    ask(request, table)         when the request's ring is full
     drain(request, table)       what the shard asks for before a decision
 """
 
@@ -17,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from vtoken.core.plan import Ints
 from vtoken.core.rows import Row
-from vtoken.core.scores import KeyScores, Needs, Observation
+from vtoken.core.scores import KeyScores, Needs, Observation, ScoreSource
 from vtoken.core.table import TokenTable
 from vtoken.device.attention_mass import LiveKeys, attention_mass, key_statistics
 
@@ -43,7 +45,7 @@ class _Ring:
 
     index: int
     ids: list[int] = field(default_factory=list)
-    chunks: list[Observation] = field(default_factory=list)  # not drained yet
+    windows: list[Observation] = field(default_factory=list)  # not drained yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,23 @@ class ObservedStep:
     tokens: torch.Tensor
     places: torch.Tensor
     chunks: tuple[_Chunk, ...]
+
+
+class Scorer(ScoreSource, Protocol):
+    """What the substrate needs of a scorer; backends know theirs."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the queries."""
+        ...
+
+    def bind(self, caches: Mapping[str, torch.Tensor]) -> None:
+        """Take the engine's K/V tensors, by layer name in the order of the layers; once, at start-up."""
+        ...
+
+    def after_forward(self) -> None:
+        """The step's queries and keys are there, or enqueued."""
+        ...
 
 
 class AttentionScorer:
@@ -138,7 +157,10 @@ class AttentionScorer:
             late = attention_mass(asked[cut:], chunk.query_ids[cut:], keys, chunk.live.ids, scale)
             chunk.sums.append((early.mass, late.mass, late.last))
             if len(chunk.sums) == len(self._caches):
-                chunk.ring.chunks += _windows(chunk, cut)
+                chunk.ring.windows += _windows(chunk, cut)
+
+    def after_forward(self) -> None:
+        """Everything has been looked at during the forward."""
 
     def _grown(self, layer: str, query: torch.Tensor) -> torch.Tensor:
         """The layer's rings; more of them if requests have been given indices behind its end."""
@@ -167,15 +189,24 @@ class AttentionScorer:
         return ring is not None and len(ring.ids) >= self._window
 
     def drain(self, request_id: str, table: TokenTable) -> list[Observation]:
-        """The windows since the last drain, oldest first: those of chunks, then the ring's."""
+        """The windows since the last drain, oldest first; the last one is the ring's."""
+        self.ask(request_id, table)
         ring = self._rings.get(request_id)
         if ring is None:
             return []
-        seen, ring.chunks = ring.chunks, []
-        if ring.ids:
-            seen.append(self._ring_window(ring, LiveKeys.of(table)))
-            ring.ids = []
+        seen, ring.windows = ring.windows, []
         return seen
+
+    def ask(self, request_id: str, table: TokenTable) -> None:
+        """Compare the ring's queries with all keys that live now."""
+        ring = self._rings.get(request_id)
+        if ring is not None and ring.ids:
+            ring.windows.append(self._ring_window(ring, LiveKeys.of(table)))
+            ring.ids = []
+
+    def ready(self, request_id: str, table: TokenTable) -> bool:  # noqa: ARG002  # nothing to wait for here
+        """Always: `drain` computes what is missing."""
+        return True
 
     def _ring_window(self, ring: _Ring, live: LiveKeys) -> Observation:
         query_ids = np.array(ring.ids, np.int64)

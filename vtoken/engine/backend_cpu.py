@@ -8,7 +8,7 @@ runner's slot-mapping buffer in place, before any layer reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from vtoken.engine.spec import VTokenSpec
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    from vtoken.device.scorer import AttentionScorer
 
 
 class VTokenCPUBackend(CPUAttentionBackend):
@@ -88,7 +90,7 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             self._write_slots(common, rows, changed, starts)
             common = self._physical(common, rows, changed, set(strict), starts)
         built = super().build(common_prefix_len, common, fast_build)
-        observed = substrate.scorer.plan(rows, starts)
+        observed = cast("AttentionScorer", substrate.scorer).plan(rows, starts)  # the CPU worker's
         if not strict and observed is None:
             return built
         ours = StrictRows.of(rows, starts, strict) if strict else None
@@ -144,7 +146,7 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         if strict is not None:
             attend(query.view(shape), kv_cache, strict, self.scale, output.view(shape), self.logits_soft_cap)
         if observed is not None:
-            scorer = session.current().scorer
+            scorer = cast("AttentionScorer", session.current().scorer)
             if scorer.observes(layer.layer_name):
                 scorer.observe(layer.layer_name, query.view(shape), self.scale, observed)
         return output

@@ -31,6 +31,7 @@ from vtoken.engine import session
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
+    from vtoken.device.cuda_scorer import CudaScorer
     from vtoken.engine.batch_order import BatchOrder
 
 MOST_SLOTS = 1 << 24
@@ -47,10 +48,12 @@ class StrictPart:
     Attributes:
         strict: rows that the strict reader serves.
         lines: query tokens to launch it for: those of the step, or all of a graph's.
+        observed: whether queries are kept for the scorer; in a graph where they may be.
     """
 
     strict: DeviceRows | None = None
     lines: int = 0
+    observed: bool = False
 
 
 class TablesBuilder:
@@ -99,15 +102,20 @@ class TablesBuilder:
         ours = common.replace(block_table_tensor=blocks, seq_lens=lengths)
         # A batch of nobody is a warm-up: one line that sees nothing, so that no graph is captured around a compilation.
         lines = self.strict.count if rows else 1
+        observed = _scorer().plan(rows, starts, common.num_actual_tokens)
         built = super().build(common_prefix_len, ours, fast_build)  # type: ignore[misc]  # vLLM's, the next base
         values = {f.name: getattr(built, f.name) for f in fields(built)}
-        return self.extended(**values, strict=self.strict, lines=lines)
+        return self.extended(**values, strict=self.strict, lines=lines, observed=observed)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Any:
-        """As in vLLM; the captured strict reader is launched for every token of the graph."""
+        """As in vLLM; the captured strict reader is launched for every token of the graph, and so are queries kept."""
         built = super().build_for_cudagraph_capture(common_attn_metadata)  # type: ignore[misc]  # vLLM's, the next base
-        built.lines = common_attn_metadata.num_actual_tokens
+        built.lines, built.observed = common_attn_metadata.num_actual_tokens, _scorer().active
         return built
+
+
+def _scorer() -> CudaScorer:
+    return cast("CudaScorer", session.current().scorer)  # the GPU worker's
 
 
 def _changed(rows: list[Row], starts: np.ndarray, strict: set[int]) -> list[ChangedRow]:
@@ -126,7 +134,9 @@ def _changed(rows: list[Row], starts: np.ndarray, strict: set[int]) -> list[Chan
 
 
 class StrictImpl:
-    """Comes before vLLM's implementation in the bases of ours: the strict reader then serves its rows."""
+    """Comes before vLLM's implementation in the bases of ours: the strict reader then serves its rows, and the scorer's
+    queries are kept.
+    """
 
     scale: float
     logits_soft_cap: float
@@ -139,10 +149,15 @@ class StrictImpl:
         result: torch.Tensor = super().forward(  # type: ignore[misc]  # vLLM's, the next base
             layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
         )
-        if isinstance(attn_metadata, StrictPart) and attn_metadata.lines:
+        if not isinstance(attn_metadata, StrictPart):
+            return result
+        if attn_metadata.lines:
             assert attn_metadata.strict is not None
             triton_reader.attend(query, kv_cache, attn_metadata.strict, self.scale, output, self.logits_soft_cap,
                                  attn_metadata.lines)  # fmt: skip
+        if attn_metadata.observed and (scorer := _scorer()).observes(layer.layer_name):
+            tokens: int = attn_metadata.num_actual_tokens  # type: ignore[attr-defined]  # vLLM's, the next base
+            scorer.observe(layer.layer_name, query, self.scale, tokens)
         return result
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:

@@ -30,7 +30,7 @@ from vtoken.core.telemetry import Details, Phase
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.device.copy_engine import CopyEngine, Ticket
 from vtoken.device.errors import DeviceError
-from vtoken.device.scorer import AttentionScorer
+from vtoken.device.scorer import AttentionScorer, Scorer
 from vtoken.device.table_kernels import CompiledKernels
 from vtoken.engine.tally import Tally
 
@@ -64,14 +64,15 @@ class Substrate:
 
     def __init__(
         self, config: VTokenConfig, block_size: int, copies: CopyEngine, batch: Callable[[], list[str]],
-        steps_ahead: int = 0,
+        steps_ahead: int = 0, scorer: Scorer | None = None,
     ) -> None:  # fmt: skip
         """`batch()` gives the request ids in the order in which the runner has arranged the step, and `steps_ahead`
-        says how many steps the scheduler plans before it has a step's report.
+        says how many steps the scheduler plans before it has a step's report. Attention is looked at by `scorer`, by
+        default the CPU's.
         """
         self.config = config
         self.batch = batch
-        self.scorer = AttentionScorer(config.score_layers, config.score_window)
+        self.scorer = scorer or AttentionScorer(config.score_layers, config.score_window)
         self.shard = Shard(
             config, block_size, steps_ahead, scores=self.scorer, kernels=CompiledKernels(), clock=time.perf_counter
         )
@@ -117,6 +118,7 @@ class Substrate:
     def after_forward(self) -> None:
         """Evict from half-computed prompts; start copying what evacuation planned while the engine goes on."""
         self._tally.begin()
+        self.scorer.after_forward()
         self._relocate_in_stream(self._decide(self.shard.decide_after_chunks))
         for row, plan in self.shard.evacuations():
             self._flights.append(_Flight(row, plan, self.copies.submit(plan.src_slots, plan.dst_slots)))

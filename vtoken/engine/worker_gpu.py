@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.worker.gpu_worker import Worker
 
+from vtoken.core.policies import load_policy, needs_of
+from vtoken.core.scores import Needs
 from vtoken.device.cuda_copy import CudaCopyEngine
+from vtoken.device.cuda_scorer import CudaScorer, ScorerRoom
 from vtoken.device.cuda_streams import CudaStreams
 from vtoken.engine import capabilities, session
 from vtoken.engine.batch_order import OrderV2
@@ -19,13 +22,28 @@ from vtoken.engine.wire import GrantEnvelope
 from vtoken.engine.worker_substrate import SubstrateWorker
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+
+    from vtoken.core.config import VTokenConfig
 
 BACKENDS = {
     AttentionBackendEnum.FLASH_ATTN: "vtoken.engine.backend_flash.VTokenFlashBackend",
     AttentionBackendEnum.TRITON_ATTN: "vtoken.engine.backend_triton.VTokenTritonBackend",
 }
 """vLLM takes the first that the card, the dtype and the head size allow, or the one that is configured."""
+
+
+def scorer_room(config: VTokenConfig, vllm_config: VllmConfig) -> ScorerRoom:
+    """What queries are kept for: every request, where the engine's own policy looks at attention; else none.
+
+    Graphs are captured around the memory that queries go to, so it cannot be found when a request comes that needs it.
+    """
+    model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    attentive = config.policy.evicts and needs_of(load_policy(config.policy.policy)) is Needs.ATTENTION
+    heads = model.get_num_attention_heads(vllm_config.parallel_config)
+    requests = scheduler.max_num_seqs if attentive else 0
+    return ScorerRoom(requests, scheduler.max_num_batched_tokens, model.max_model_len, heads)
 
 
 class VTokenGPUWorker(SubstrateWorker, Worker):
@@ -36,9 +54,12 @@ class VTokenGPUWorker(SubstrateWorker, Worker):
         config = self.configured(BACKENDS)
         super().init_device()
         self.order = OrderV2(self.model_runner)
-        copies = CudaCopyEngine(CudaStreams(self.device))
+        streams = CudaStreams(self.device)
         size, ahead = self.vllm_config.cache_config.block_size, self.vllm_config.max_concurrent_batches - 1
-        self.substrate = Substrate(config, size, copies, self.order, steps_ahead=ahead)
+        scorer = CudaScorer(
+            streams, config.score_layers, config.score_window, scorer_room(config, self.vllm_config), ahead
+        )
+        self.substrate = Substrate(config, size, CudaCopyEngine(streams), self.order, ahead, scorer)
         session.attach(self.substrate)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:

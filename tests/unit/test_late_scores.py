@@ -1,0 +1,85 @@
+"""A decision whose attention is counted beside the engine waits in its request's own steps, then is made once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vtoken.core.config import PolicyOptions, VTokenConfig
+from vtoken.core.rows import RequestStart, RowStep, Step
+from vtoken.core.scores import KeyScores, Observation
+from vtoken.core.shard import Shard
+from vtoken.core.table import TokenTable
+from vtoken.core.wire import Grant, RequestGrant
+
+OPTIONS = PolicyOptions("h2o", 12, None, 3, protect_sinks=1, protect_recent=3)
+PROMPT, WINDOW = 10, 4
+
+
+class LateScores:
+    """A ScoreSource that knows some steps later what it was asked; all tokens received the same."""
+
+    def __init__(self, delay: int) -> None:
+        self.delay, self.fresh, self.deciding = delay, 0, False
+        self.asked: list[tuple[int, Observation]] = []
+
+    def overdue(self, request_id: str) -> bool:
+        return self.fresh >= WINDOW
+
+    def ask(self, request_id: str, table: TokenTable) -> None:
+        ids = table.live_ids()
+        mass = np.full(len(ids), self.fresh / len(ids))
+        self.asked.append((table.total, Observation(ids, mass, mass, self.fresh, table.total)))
+        self.fresh = 0
+
+    def ready(self, request_id: str, table: TokenTable) -> bool:
+        if not self.deciding:
+            self.ask(request_id, table)
+            self.deciding = True
+        return all(table.total >= total + self.delay for total, _ in self.asked)
+
+    def drain(self, request_id: str, table: TokenTable) -> list[Observation]:
+        assert all(table.total >= total + self.delay for total, _ in self.asked), "the engine would stand still"
+        asked, self.asked, self.deciding = self.asked, [], False
+        return [seen for _, seen in asked]
+
+    def keys(self, table: TokenTable) -> KeyScores:
+        raise AssertionError("this policy does not look at keys")
+
+    def forget(self, request_id: str) -> None:
+        self.asked.clear()
+        self.deciding = False
+
+
+def live_by_total(delay: int, pauses: frozenset[int] = frozenset()) -> dict[int, int]:
+    """Total tokens at the start of each decode step -> live tokens after its decisions; in a pause others run."""
+    scores = LateScores(delay)
+    shard = Shard(VTokenConfig(variant="naive"), 16, scores=scores)
+    found, total = {}, 0
+    while total < 40:
+        tokens = 1 if total else PROMPT
+        row = RowStep("a", tuple(range(1, 5)) if not total else (), total, tokens, begins=not total)
+        start = {} if total else {"a": RequestStart(OPTIONS, PROMPT, 0)}
+        for rows in ([()] if total in pauses else []) + [(row,)]:
+            shard.accept(Step(rows, started=start), Grant((), 0, {"a": RequestGrant(1)}, 0.0))
+            for one, plan in shard.decide():
+                shard.commit(one, plan)
+            if rows and total:
+                found[total] = shard.row("a").table.live
+            shard.grow()
+        scores.fresh += tokens
+        total += tokens
+    return found
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_each_decision_comes_so_many_steps_later_and_none_is_lost(delay: int) -> None:
+    now, late = live_by_total(0), live_by_total(delay)
+    first = min(total for total, live in now.items() if live == OPTIONS.budget_tokens and total > OPTIONS.budget_tokens)
+    assert (now[first], late[first]) == (12, 13)
+    assert late[first + delay] == OPTIONS.budget_tokens, "down to the budget, whatever came meanwhile"
+    assert list(late.values()).count(12) >= 5
+
+
+def test_steps_of_others_do_not_count() -> None:
+    assert live_by_total(2, frozenset({14, 15, 21})) == live_by_total(2)
