@@ -133,3 +133,41 @@ def test_a_stale_page_is_named_and_mended(tmp_path: Path, capsys: pytest.Capture
     assert main(words) == 0
     assert main([*words, "--check"]) == 0
     assert "vtoken bench soak --record" in (tmp_path / PAGES[0]).read_text()
+
+
+# ---- results of shapes that are not committed ------------------------------------------------------------------------
+
+
+def made_of(name: str, table: str, values: dict[str, Any], **changes: Any) -> str:
+    """A table of one result alone."""
+    given = {"id": name, "passed": True, "interval": {}, "command": "c", "date": "d", "machine": "m", **changes}
+    return TABLES[table]({name: Result(values=values, **given)})
+
+
+def test_a_soak_is_summed_up_over_its_modes() -> None:
+    mode = dict.fromkeys(
+        ["steps", "requests", "aborted", "preemptions", "evicted", "moves", "blocks_released", "checks",
+         "probes_compared", "worker_checks"], 1500,
+    ) | dict.fromkeys(
+        ["failures", "probes_wrong", "disagreements", "leaked_blocks", "left_tables", "wrong_lengths"], 0
+    )  # fmt: skip
+    values = {"eager": mode | {"rss_growth_mib": 1.25}, "lazy": mode | {"rss_growth_mib": 0.0}, "minutes": 30.0}
+    assert "| growth of memory, MiB | 1.2 | 0.0 |" in made_of("soak", "soak", values)
+    assert "30 minutes, 3,000 requests, 3,000 moves compared, 0 faults | holds |" in made_of("soak", "overview", values)
+    wrong = {**values, "lazy": values["lazy"] | {"leaked_blocks": 2}}
+    assert "2 faults | **does not hold** |" in made_of("soak", "overview", wrong, passed=False)
+
+
+def test_drills_show_their_counts_and_what_failed() -> None:
+    values = {"kills": 5, "recovery_worst_s": 12.5, "share": [0.9], "failures": ["2 lost"]}
+    made = made_of("drill-kill-replica", "drills", values, passed=False)
+    row = "| `vtoken drill kill-replica` | **does not hold** | kills 5; recovery worst s 12.5; **2 lost** | d |"
+    assert row in made.splitlines()
+
+
+def test_pressure_is_shown_by_rule() -> None:
+    one = {"good_per_s": 1.5, "late": 1, "failed": 0, "preemptions": 3, "ttft_p50_s": None}
+    rules = {"room": one, "round_robin": {**one, "preemptions": 9}}
+    values = {"under_pressure": rules, "without_pressure": {"room": one}, "gain_over_best": 1.2}
+    assert "| memory ample | `room` | 1.500 | 3 | 0 |" in made_of("pressure", "pressure", values)
+    assert "1.20 x the best simple rule; 3 preemptions beside 9; - without" in made_of("pressure", "overview", values)

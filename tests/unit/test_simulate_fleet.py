@@ -17,7 +17,7 @@ from vtoken.simulate.outcome import ServiceLevel, plot_series, summary, write_se
 from vtoken.simulate.routers import ROUTERS, Scene, make
 from vtoken.simulate.state import DONE, FAILED, EngineShape
 from vtoken.simulate.steptime import StepTime
-from vtoken.simulate.study import verdicts
+from vtoken.simulate.study import holds, verdicts
 from vtoken.simulate.workload import workload
 
 TIME = StepTime(
@@ -178,3 +178,20 @@ def test_a_missed_bar_is_an_exit_status(capsys):
     assert command.report("x", {"a": 1}, holds=False) == 1
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (line["id"], line["pass"], line["values"]) == ("x", False, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("case", "over_best", "over_round_robin", "passes"),
+    [
+        ("azure, ample", 0.98, 1.0, True),
+        ("azure, ample", 0.97, 2.0, False),
+        ("azure, pressure", 1.1, 1.3, True),
+        ("azure, pressure", 1.09, 1.3, False),
+        ("azure, pressure", 1.1, 1.29, False),
+    ],
+)
+def test_the_bars_of_the_study(case, over_best, over_round_robin, passes):
+    fine = {"case": "mooncake, pressure", "over_best": 2.0, "over_round_robin": 2.0}
+    verdict = {"case": case, "over_best": over_best, "over_round_robin": over_round_robin}
+    assert holds([fine, verdict]) is passes
+    assert not holds([])

@@ -1,4 +1,4 @@
-"""`vtoken bench NAME`: one question of the evaluation; or what is made of the answers (`record`, `tables`)."""
+"""`vtoken bench NAME`: one question of the evaluation, or what is made of answers (`record`, `tables`, `report`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from vtoken.bench import record, tables_command
+from vtoken.bench.report import report_command
 from vtoken.results import last_line
 from vtoken.results.outcome import Outcome
 
@@ -91,12 +92,16 @@ BENCHMARKS = {
 }  # fmt: skip
 
 
+COMMANDS = {"record": record, "tables": tables_command, "report": report_command}
+"""What works on result files."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare every benchmark with its options, and the commands that work on result files."""
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, benchmark in BENCHMARKS.items():
         _add_benchmark(names.add_parser(name, help=benchmark.help, description=benchmark.help), benchmark)
-    for name, module in (("record", record), ("tables", tables_command)):
+    for name, module in COMMANDS.items():
         one = names.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(one)
         one.set_defaults(answer=module.run)

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser, out_help: str = "") -> None:
     """Declare `--out` and `--record`; `out_help` says what else the command writes to the former."""
     parser.add_argument("--out", metavar="DIR", help=f"directory for the result file (ID.json, ID.csv){out_help}")
     parser.add_argument("--record", action="store_true", help=f"write the result file to {RESULTS}, to be committed")
+    parser.add_argument("--note", default="", help="for the result file: what else one must know to read the figures")
 
 
 def directory(arguments: argparse.Namespace) -> Path | None:
@@ -49,8 +50,7 @@ def keep(outcome: Outcome, arguments: argparse.Namespace, command: str) -> None:
     if out is None:
         return
     line, today = outcome.line(command), date.today().isoformat()  # noqa: DTZ011  # the day on this machine's calendar
-    passed = line.pop("pass")
-    path = write(
-        out, Result(**line, passed=passed, date=today, machine=machine(), versions=versions()), outcome.samples
-    )
+    passed, place, installed = line.pop("pass"), machine(), versions()
+    result = Result(**line, passed=passed, date=today, machine=place, versions=installed, note=arguments.note)
+    path = write(out, result, outcome.samples)
     print(f"vtoken: wrote {path}", file=sys.stderr)

@@ -84,7 +84,7 @@ def _one(arguments: argparse.Namespace) -> Outcome:
 
 
 def _study(arguments: argparse.Namespace) -> Outcome:
-    from vtoken.simulate.study import study, verdicts
+    from vtoken.simulate.study import holds, study, verdicts
 
     log = Console(stderr=True).log
     rows = study(Path(arguments.data), arguments.replicas, arguments.case, arguments.seed, log)
@@ -92,4 +92,4 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     words = {word: sum(one["verdict"] == word for one in found) for word in ("wins", "ties", "loses")}
     worst = min((one["over_best"] for one in found), default=0.0)
     values = {**words, "worst_over_best": round(worst, 3), "verdicts": found}
-    return Outcome("simulate-study", bool(found) and worst >= 0.98, values, samples=rows)
+    return Outcome("simulate-study", holds(found), values, samples=rows)

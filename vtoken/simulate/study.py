@@ -39,6 +39,12 @@ LARGE = ("mooncake", "mixed")
 TIE = 0.02
 MIN_REQUESTS_ALONE = 150
 
+PRESSURE = 0.95
+"""Load from which on memory is short."""
+
+PRESSURE_BAR, ROUND_ROBIN_BAR, LEAST = 1.1, 1.3, 0.98
+"""Our goodput over the best other router's and round robin's under pressure, and over the former anywhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -164,6 +170,18 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "of_oracle": goodput["ours"] / goodput["oracle"],
         })  # fmt: skip
     return found
+
+
+def holds(verdicts: Sequence[dict[str, Any]]) -> bool:
+    """Whether every verdict is within the bars, and there is one."""
+    tight = {case.name for case in CASES if case.load >= PRESSURE}
+    pressed = [one for one in verdicts if one["case"] in tight]
+    return (
+        bool(verdicts)
+        and all(one["over_best"] >= LEAST for one in verdicts)
+        and all(one["over_best"] >= PRESSURE_BAR for one in pressed)
+        and all(one["over_round_robin"] >= ROUND_ROBIN_BAR for one in pressed)
+    )
 
 
 def study(data: Path, sizes: Sequence[int], wanted: str, seed: int, log: Callable[[str], None]) -> list[dict[str, Any]]:
