@@ -29,6 +29,26 @@ def send(desk, request, hint=HINT, now_s=100.0, names=NAMES):
     return choice
 
 
+def test_many_answers_at_once_are_as_many_requests_of_ours_elsewhere():
+    """Five requests, or one of five answers: the next ones keep away as long, and a report of five is no stranger's."""
+    many = replace(HINT, answers=5)
+    views = [view(name, 90 - 2 * place) for place, name in enumerate(NAMES)]
+    desk, single = desk_with(views), desk_with(views)
+    first = send(desk, "1", many).replica_id
+    for number in range(5):
+        single.commit(replace(single.decide(NAMES, HINT, 100.0), replica_id=first), str(number), HINT, 100.0)
+    known = [
+        replace(one, snapshot=replace(one.snapshot, running_requests=5 * (one.replica_id == first))) for one in views
+    ]
+    for this in (desk, single):
+        this.take(columns([replace(one, sequence=2) for one in known]), 101.0)
+    for key in ("room", "outstanding"):
+        assert getattr(desk._board, key).tolist() == getattr(single._board, key).tolist()
+    assert desk._ledger.count(first) == 5
+    desk.ended("1", first)
+    assert [desk._ledger.count(name) for name in NAMES] == [0, 0, 0]
+
+
 def test_the_end_of_a_refused_attempt_does_not_end_the_next_one():
     """Serve tells of the refused attempt's end after it has chosen again."""
     desk = desk_with([view(name, 90) for name in NAMES])

@@ -91,3 +91,16 @@ def test_the_demand_is_the_most_that_lies_in_memory_at_once(policy, chunk_tokens
     config = VTokenConfig.from_mapping({"policy": policy})
     hint = hint_for("completion", {"prompt": "x" * 4000, "max_tokens": 100}, config, tunables)
     assert demand_tokens(hint, tunables) == tokens
+
+
+@pytest.mark.parametrize("policy", [POLICY, {"policy": "streaming_llm", "keep_ratio": 0.25}, {"policy": "none"}])
+def test_every_prompt_and_every_answer_to_it_is_a_sequence_of_its_own(policy):
+    config, tunables = VTokenConfig.from_mapping({"policy": policy}), RoutingTunables()
+
+    def demand(prompt, **more):
+        hint = hint_for("completion", {"prompt": prompt, "max_tokens": 300, **more}, config, tunables)
+        return demand_tokens(hint, tunables)
+
+    one = demand("x" * 399)
+    assert demand("x" * 399, n=5) == 5 * one
+    assert demand(["x" * 398] * 2, n=5) == 10 * one

@@ -422,7 +422,7 @@ def test_the_ledger_keeps_its_two_sides_in_step():
         request, replica = str(rng.randint(0, 30)), rng.choice("abc")
         match rng.randint(0, 3):
             case 0:
-                ledger.reserve(replica, request, 10, step)
+                ledger.reserve(replica, request, 10 * (1 + step % 3), step, 1 + step % 3)
                 model[request] = (replica, step, False)
             case 1:
                 ledger.confirm(request)
@@ -436,8 +436,8 @@ def test_the_ledger_keeps_its_two_sides_in_step():
                     ledger.complete(gone)
                 model = {k: v for k, v in model.items() if v[2] or step - v[1] <= UNCONFIRMED_S}
         for name in "abc":
-            held = [v for v in model.values() if v[0] == name]
-            assert (ledger.count(name), ledger.tokens(name)) == (len(held), 10 * len(held))
+            held = sum(1 + v[1] % 3 for v in model.values() if v[0] == name)
+            assert (ledger.count(name), ledger.tokens(name)) == (held, 10 * held)
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,8 @@ def test_an_error_object_can_be_encoded_whatever_the_caller_sent():
         ({"messages": None, "vtoken": "[" * 100_000}, RouteHint(1, 0, 64)),
         ({"messages": None, "vtoken": '{"budget_tokens": ' + "9" * 5000 + "}"}, RouteHint(1, 0, 64)),
         ({"messages": None, "vtoken": {"policy": "none"}}, RouteHint(1, 0, None)),
+        ({"messages": "x" * 40, "n": 3}, RouteHint(11, 0, 64, answers=3)),
+        ({"messages": "x" * 40, "n": True, "prompt": ["a", "b"]}, RouteHint(11, 0, 64)),
         ({"messages": {"a": [[[[[[[[[[[["x"]]]]]]]]]]]]}, "vtoken": 7, "max_tokens": -7}, RouteHint(1, 0, 64)),
     ],
 )

@@ -92,17 +92,16 @@ class Desk:
         age_s = None if self._board is None else self._board.age_s(choice.replica_id, now_s)
         if age_s is not None:
             self.age_s.note(age_s)
-        tokens = demand_tokens(hint, self.tunables)
         if hint.prefix_chain or hint.session is not None:
             self._index.enter(hint.prefix_chain, hint.session, choice.replica_id)
         self._hints[request_id] = hint
-        self._reserve(choice.replica_id, request_id, tokens, now_s)
+        self._reserve(choice.replica_id, request_id, hint, now_s)
         self._refresh(choice.replica_id)
 
-    def _reserve(self, replica_id: str, request_id: str, tokens: int, now_s: float) -> None:
+    def _reserve(self, replica_id: str, request_id: str, hint: RouteHint, now_s: float) -> None:
         """Charge a request to a replica, and to no other one any more."""
         before = self._ledger.where(request_id)
-        self._ledger.reserve(replica_id, request_id, tokens, now_s)
+        self._ledger.reserve(replica_id, request_id, demand_tokens(hint, self.tunables), now_s, hint.sequences)
         if before is not None:
             self._refresh(before)
 
@@ -148,8 +147,7 @@ class Desk:
         """A replica took a request. `hint`: None for what is not generation, which its reports need not show."""
         if self._ledger.where(request_id) != replica_id:
             # The end of a refused attempt was told after the next one had begun, and took its entry along.
-            tokens = demand_tokens(hint or RouteHint(), self.tunables)
-            self._reserve(replica_id, request_id, tokens, now_s)
+            self._reserve(replica_id, request_id, hint or RouteHint(), now_s)
         self._ledger.confirm(request_id)
         if hint is not None:
             self._trust.accepted(replica_id, request_id, now_s)

@@ -13,11 +13,13 @@ class Sent:
     Attributes:
         sent_s: when it was chosen.
         tokens: that it will hold.
+        sequences: that it is for the engine.
         accepted: whether the replica took it.
     """
 
     sent_s: float
     tokens: int
+    sequences: int = 1
     accepted: bool = False
 
 
@@ -29,7 +31,8 @@ UNANSWERED_S = 0.5
 
 
 class InflightLedger:
-    """Owner of what one router has in flight: replica -> request -> tokens it will hold.
+    """Owner of what one router has in flight: replica -> request -> tokens it will hold. Counts are of sequences, as
+    in the engines' reports.
 
     `reserve` charges at once (two choices in a row see each other); `confirm` follows when the replica accepted,
     `complete` when the request ended. `lapsed` names requests that were cancelled in between.
@@ -39,14 +42,16 @@ class InflightLedger:
         # Per replica in the order of sending: what is newer than a snapshot stands at the end.
         self._sent: dict[str, dict[str, Sent]] = {}
         self._tokens: dict[str, int] = {}
+        self._sequences: dict[str, int] = {}
         self._where: dict[str, str] = {}
         self._unanswered: dict[str, str] = {}
 
-    def reserve(self, replica_id: str, request_id: str, tokens: int, now_s: float) -> None:
+    def reserve(self, replica_id: str, request_id: str, tokens: int, now_s: float, sequences: int = 1) -> None:
         """Charge a request to a replica; an earlier reservation of the same request moves."""
         self.complete(request_id)
-        self._sent.setdefault(replica_id, {})[request_id] = Sent(now_s, tokens)
+        self._sent.setdefault(replica_id, {})[request_id] = Sent(now_s, tokens, sequences)
         self._tokens[replica_id] = self._tokens.get(replica_id, 0) + tokens
+        self._sequences[replica_id] = self._sequences.get(replica_id, 0) + sequences
         self._where[request_id] = replica_id
         self._unanswered[request_id] = replica_id
 
@@ -70,8 +75,9 @@ class InflightLedger:
         requests = self._sent[replica_id]
         sent = requests.pop(request_id)
         self._tokens[replica_id] -= sent.tokens
+        self._sequences[replica_id] -= sent.sequences
         if not requests:
-            del self._sent[replica_id], self._tokens[replica_id]
+            del self._sent[replica_id], self._tokens[replica_id], self._sequences[replica_id]
         return sent
 
     def lapsed(self, now_s: float) -> list[str]:
@@ -95,15 +101,15 @@ class InflightLedger:
         return self._sent
 
     def count(self, replica_id: str) -> int:
-        """Requests in flight on a replica."""
-        return len(self._sent.get(replica_id, ()))
+        """Sequences in flight on a replica."""
+        return self._sequences.get(replica_id, 0)
 
     def tokens(self, replica_id: str) -> int:
         """Tokens that the requests in flight on a replica will hold."""
         return self._tokens.get(replica_id, 0)
 
     def count_before(self, replica_id: str, moment_s: float) -> int:
-        """Requests in flight on a replica that were sent before a moment (so its snapshot knows them)."""
+        """Sequences in flight on a replica that were sent before a moment (so its snapshot knows them)."""
         requests = self._sent.get(replica_id)
         if requests is None or next(iter(requests.values())).sent_s > moment_s:
             return 0
@@ -111,5 +117,5 @@ class InflightLedger:
         for sent in reversed(requests.values()):
             if sent.sent_s <= moment_s:
                 break
-            later += 1
-        return len(requests) - later
+            later += sent.sequences
+        return self._sequences[replica_id] - later

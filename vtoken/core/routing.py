@@ -25,13 +25,14 @@ class RouteHint:
     """What the ingress knows about a request; the first argument of every replica call.
 
     Attributes:
-        prompt_tokens_estimate: from the length of the text; the ingress has no tokenizer.
+        prompt_tokens_estimate: of all its prompts, from the length of the text; the ingress has no tokenizer.
         max_tokens: the most that may be generated; 0 when the caller gave no limit.
-        budget_tokens: live tokens its policy keeps; None when it never evicts or is not known.
-        prompt_peak_tokens: most tokens of the prompt that lie in memory at once, if its policy evicts between
+        budget_tokens: live tokens its policy keeps of a sequence; None when it never evicts or is not known.
+        prompt_peak_tokens: most tokens of one prompt that lie in memory at once, if its policy evicts between
             chunks; None: all of them.
         prefix_chain: see `vtoken.core.affinity.prefix_chain`; empty where prefixes are not cached.
         session: hash of what the caller names as its session; None without one.
+        prompts, answers: how many prompts it holds, and answers to each (`n`).
     """
 
     prompt_tokens_estimate: int = 0
@@ -40,6 +41,18 @@ class RouteHint:
     prompt_peak_tokens: int | None = None
     prefix_chain: tuple[int, ...] = ()
     session: int | None = None
+    prompts: int = 1
+    answers: int = 1
+
+    @property
+    def sequences(self) -> int:
+        """Requests that it is for an engine."""
+        return self.prompts * self.answers
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of one of its prompts."""
+        return max(0, self.prompt_tokens_estimate) // self.prompts
 
 
 class Mode(StrEnum):
@@ -102,19 +115,28 @@ class RoutingTunables:
 
 
 def demand_tokens(hint: RouteHint, tunables: RoutingTunables) -> int:
-    """Most tokens that the request will hold at once: its prompt, or its context capped by its budget.
+    """Most tokens that the request will hold at once, all its sequences together; see `sequence_tokens`.
+
+    >>> demand_tokens(RouteHint(100, 300), RoutingTunables())
+    400
+    >>> demand_tokens(RouteHint(100, 300, prompts=2, answers=3), RoutingTunables())
+    2100
+    """
+    return hint.sequences * sequence_tokens(hint, tunables)
+
+
+def sequence_tokens(hint: RouteHint, tunables: RoutingTunables) -> int:
+    """Most tokens that one sequence will hold at once: its prompt, or its context capped by its budget.
 
     Under `keep_ratio` the budget is that of the whole context, so the prompt decides when it is the larger.
 
-    >>> demand_tokens(RouteHint(100, 300, None), RoutingTunables())
-    400
-    >>> demand_tokens(RouteHint(100, 300, 128), RoutingTunables(budget_slack_tokens=32))
+    >>> sequence_tokens(RouteHint(100, 300, 128), RoutingTunables(budget_slack_tokens=32))
     160
     """
-    prompt = max(0, hint.prompt_tokens_estimate)
+    prompt = hint.prompt_tokens
     if hint.prompt_peak_tokens is not None:
         prompt = min(prompt, max(0, hint.prompt_peak_tokens))
-    total = context_tokens(hint.prompt_tokens_estimate, hint.max_tokens, tunables)
+    total = context_tokens(hint.prompt_tokens, hint.max_tokens, tunables)
     if hint.budget_tokens is not None:
         total = min(total, hint.budget_tokens + tunables.budget_slack_tokens)
     return max(prompt, total)

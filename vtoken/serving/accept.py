@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fastapi import Request
@@ -16,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from vtoken.core.config import MAX_OPTIONS_CHARS
 from vtoken.core.fit import Need, never_fits
 from vtoken.core.replies import ErrorReply
-from vtoken.core.routing import RouteHint, RoutingTunables, context_tokens, demand_tokens
+from vtoken.core.routing import RouteHint, RoutingTunables, context_tokens, sequence_tokens
 from vtoken.core.rulings import Asked
 from vtoken.core.waiting_line import Priority
 from vtoken.serving import visit
@@ -27,7 +26,6 @@ from vtoken.serving.limits import (
     counted_tokens,
     hint_for,
     parse_body,
-    prompts_of,
     read_body,
 )
 from vtoken.serving.settings import DeploymentSettings
@@ -103,7 +101,7 @@ class Acceptor:
         this = visit.current()
         hint = hint_for(kind, body, self._settings.vtoken, tunables)
         this.record.prompt_tokens = hint.prompt_tokens_estimate
-        asked = self._asked(kind, priority, hint, body, raw, tunables)
+        asked = self._asked(priority, hint, raw, tunables)
         refusal = self._never(kind, body, hint, asked)
         if refusal is not None:
             return refusal
@@ -114,33 +112,23 @@ class Acceptor:
         this.record.wait_ms = round(place.wait_s * 1e3, 1)
         return Accepted(hint, body)
 
-    def _asked(
-        self,
-        kind: str,
-        priority: Priority,
-        hint: RouteHint,
-        body: Mapping[str, Any],
-        raw: bytes,
-        tunables: RoutingTunables,
-    ) -> Asked:
+    def _asked(self, priority: Priority, hint: RouteHint, raw: bytes, tunables: RoutingTunables) -> Asked:
         """What the gate should know. Every sequence holds a prompt and what it grows by."""
-        key, prompts = visit.current().key, prompts_of(kind, body)
-        answers = body.get("n") or 1
+        key = visit.current().key
         rules = self._settings.auth.rules_of(key)
-        prompt = hint.prompt_tokens_estimate // prompts
-        grown = demand_tokens(replace(hint, prompt_tokens_estimate=prompt), tunables)
+        prompt, grown = hint.prompt_tokens, sequence_tokens(hint, tunables)
         kept = min(prompt, grown)
         hold = kept + self._settings.admission.growth_share * (grown - kept)
         output = context_tokens(prompt, hint.max_tokens, tunables) - prompt
         # One replica serves the whole request: what its pool does not hold at once, it computes in turn.
         most = self._gate.pool_tokens
-        hold_tokens = round(prompts * answers * hold)
+        hold_tokens = round(hint.sequences * hold)
         return Asked(
             key,
             min(priority, rules.priority, key=_willing),
             rules.weight,
             rules.limit,
-            tokens=prompts * (prompt + answers * output),
+            tokens=hint.prompts * (prompt + hint.answers * output),
             hold_tokens=hold_tokens if most is None else min(hold_tokens, most),
             mark=self._gate.mark(key, raw),
         )

@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vtoken.core.affinity import BYTES_PER_TOKEN
@@ -203,22 +204,24 @@ def hint_for(kind: str, body: Mapping[str, Any], config: VTokenConfig, tunables:
     text_bytes = _text_bytes(body.get("messages" if kind == "chat" else "prompt"))
     limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
     max_tokens = next((v for v in limits if isinstance(v, int) and not isinstance(v, bool)), 0)
-    prompt_tokens, max_tokens = text_bytes // BYTES_PER_TOKEN + 1, max(0, max_tokens)
-    total = context_tokens(prompt_tokens, max_tokens, tunables)
     cached = tunables.affinity_room_share > 0
-    return RouteHint(
-        prompt_tokens,
-        max_tokens,
-        *_kept_tokens(body.get("vtoken"), config, prompt_tokens, total, tunables.chunk_tokens),
-        prefix_of(kind, body) if cached else (),
-        session_of(body) if cached else None,
+    hint = RouteHint(
+        text_bytes // BYTES_PER_TOKEN + 1,
+        max(0, max_tokens),
+        prefix_chain=prefix_of(kind, body) if cached else (),
+        session=session_of(body) if cached else None,
+        prompts=prompts_of(kind, body),
+        answers=max(1, _count(body.get("n"))),
     )
+    total = context_tokens(hint.prompt_tokens, hint.max_tokens, tunables)
+    kept, peak = _kept_tokens(body.get("vtoken"), config, hint.prompt_tokens, total, tunables.chunk_tokens)
+    return replace(hint, budget_tokens=kept, prompt_peak_tokens=peak)
 
 
 def _kept_tokens(
     raw: object, config: VTokenConfig, prompt_tokens: int, total_tokens: int, chunk_tokens: int
 ) -> tuple[int | None, int | None]:
-    """Live tokens whose memory a request with these options keeps, and the most of its prompt that lie there at once;
+    """Live tokens whose memory a sequence with these options keeps, and the most of its prompt that lie there at once;
     None where it keeps all of it.
 
     Hidden tokens keep their memory in any variant but `vtoken` (naive gives back wholly dead blocks, which is luck).
