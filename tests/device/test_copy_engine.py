@@ -222,16 +222,20 @@ class Gate:
 
     def __init__(self, monkeypatch, engine, error=None):
         self.entered, self.opened = threading.Event(), threading.Event()
-        self.move, self.error = engine._move, error
-        target = engine._thread if isinstance(engine, CpuCopyEngine) else engine
-        monkeypatch.setattr(target, "_run" if isinstance(engine, CpuCopyEngine) else "_move", self)
+        self.error = error
+        if isinstance(engine, CpuCopyEngine):
+            target, verb, self.move = engine._thread, "_run", engine._move
+        else:
+            target, verb = (engine._launcher, "move") if isinstance(engine, CudaCopyEngine) else (engine, "_move")
+            self.move = getattr(target, verb)
+        monkeypatch.setattr(target, verb, self)
 
-    def __call__(self, src, dst):
+    def __call__(self, *move):
         self.entered.set()
         assert self.opened.wait(10)
         if self.error is not None:
             raise self.error
-        self.move(src, dst)
+        self.move(*move)
 
 
 def test_cancelled_before_it_begins_writes_nothing(bound, caches, monkeypatch, expect):

@@ -148,14 +148,14 @@ def test_a_device_far_behind_leaves_tickets_queued_and_makes_in_stream_copies_wa
 
 
 def test_a_launch_that_breaks_half_way_is_waited_for_before_its_places_are_reused(engine, streams, monkeypatch):
-    whole = engine._launch_one
+    whole = engine._launcher.launch_one
 
-    def breaks_at_the_end(src, dst):
+    def breaks_at_the_end(lane, src, dst):
         if len(src) < 16:
             raise RuntimeError("no such kernel")
-        whole(src, dst)
+        whole(lane, src, dst)
 
-    monkeypatch.setattr(engine, "_launch_one", breaks_at_the_end)
+    monkeypatch.setattr(engine._launcher, "launch_one", breaks_at_the_end)
     streams.decide = lambda streams, lanes, must: lanes[0] if must else None
     broken = engine.submit(np.arange(20), np.arange(40, 60))
     engine.flush()

@@ -13,6 +13,7 @@ import torch
 
 from tests.device.simulated import simulated_engine
 from vtoken.device.cuda_copy import CudaCopyEngine
+from vtoken.device.cuda_launch import Launcher
 from vtoken.device.cuda_layout import keys_of, values_of
 from vtoken.device.cuda_streams import Lane
 from vtoken.device.event_model import Explored, SimulatedEvent, SimulatedStreams, Violation, explore
@@ -183,11 +184,17 @@ class PollsTooEarly(CudaCopyEngine):
         return True
 
 
-class WritesOverItsList(CudaCopyEngine):
+class Impatient(Launcher):
     """Uses a segment again although the launch that reads it may not have begun."""
 
-    def _await_segment(self):
+    def await_oldest(self):
         self._free.append(self._busy.popleft())
+
+
+class WritesOverItsList(CudaCopyEngine):
+    """Launches so."""
+
+    launcher = Impatient
 
 
 class OrdersNothing(CudaCopyEngine):
