@@ -66,7 +66,7 @@ def test_a_host_far_ahead_waits_instead_of_writing_over_what_is_not_read_yet():
     table, lengths = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     for step in range(5):
         tables.refresh(table, lengths, mapping, [ChangedRow(0, ints(step), step, 0, ints(step))])
-    assert tables._hosts.waits == 2
+    assert tables.waits == 2
     seen = []
     while streams.ready_lanes():
         streams._step(streams.ready_lanes()[0])

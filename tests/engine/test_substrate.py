@@ -283,6 +283,8 @@ def test_details_tell_what_waited_what_was_checked_and_where_the_time_went(lazy:
     assert details["last_move_check_timestamp_seconds"][""] > 0
     assert details["block_bytes"][""] == SIZE * 2 * 2 * 16 * 4
     assert details["host_syncs_total"][""] == 0
+    lazy.substrate.backend_waits = 2
+    assert lazy.substrate.statistics()["details"]["host_syncs_total"][""] == 2
     assert details["copy_duration_seconds_bucket"]["+Inf"] == found["copies_total"] > 0
     assert details["reclaim_plans_total"]["evacuated"] == 1
     assert details["policy_decisions_total"]["random"] > 0 < details["policy_seconds_total"]["random"]

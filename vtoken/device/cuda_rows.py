@@ -43,6 +43,11 @@ class DeviceRows:
         self._hosts = HostRing(streams, total)
         self.count = self.longest = 0
 
+    @property
+    def waits(self) -> int:
+        """Times that the host stood still for a buffer."""
+        return self._hosts.waits
+
     def fill(self, rows: StrictRows) -> None:
         """Enqueue the step's rows on the compute stream. Allocates nothing on the device.
 

@@ -127,8 +127,8 @@ class CudaScorer:
 
     @property
     def waits(self) -> int:
-        """Answers that the host stood still for."""
-        return self._mass.waits if self.active else 0
+        """Times that the host stood still: for an answer, or for a buffer that the device had yet to read."""
+        return self._mass.waits + self._hosts.waits if self.active else 0
 
     def bind(self, caches: Mapping[str, torch.Tensor]) -> None:
         """Take the engine's K/V tensors, by layer name in the order of the layers; once, at start-up. Compiles."""

@@ -61,6 +61,11 @@ class DeviceTables:
         self._numbers = torch.zeros(self._room, dtype=torch.int64, device=streams.device)
         self._hosts = HostRing(streams, self._room)
 
+    @property
+    def waits(self) -> int:
+        """Times that the host stood still for a buffer."""
+        return self._hosts.waits
+
     def refresh(
         self,
         block_table: torch.Tensor,

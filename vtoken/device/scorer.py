@@ -82,6 +82,11 @@ class Scorer(ScoreSource, Protocol):
         """Memory of the queries."""
         ...
 
+    @property
+    def waits(self) -> int:
+        """Times that the host stood still for a device."""
+        ...
+
     def bind(self, caches: Mapping[str, torch.Tensor]) -> None:
         """Take the engine's K/V tensors, by layer name in the order of the layers; once, at start-up."""
         ...
@@ -92,7 +97,13 @@ class Scorer(ScoreSource, Protocol):
 
 
 class AttentionScorer:
-    """Owner of the query rings of one worker; implements vtoken.core.scores.ScoreSource."""
+    """Owner of the query rings of one worker; implements vtoken.core.scores.ScoreSource.
+
+    Attributes:
+        waits: 0; there is no device to wait for.
+    """
+
+    waits = 0
 
     def __init__(self, layers: int, window: int) -> None:
         """Observe `layers` layers; a ring holds `window` queries, and so does the last window of a chunk."""

@@ -99,6 +99,7 @@ class TablesBuilder:
         blocks, lengths = self.tables.refresh(
             common.block_table_tensor, common.seq_lens, common.slot_mapping, _changed(rows, starts, set(strict))
         )
+        substrate.backend_waits = self.tables.waits + self.strict.waits
         ours = common.replace(block_table_tensor=blocks, seq_lens=lengths)
         # A batch of nobody is a warm-up: one line that sees nothing, so that no graph is captured around a compilation.
         lines = self.strict.count if rows else 1

@@ -60,7 +60,11 @@ class _Flight:
 
 
 class Substrate:
-    """Owner of the shard, the copy engine and the copies in flight of one worker."""
+    """Owner of the shard, the copy engine and the copies in flight of one worker.
+
+    Attributes:
+        backend_waits: times that the attention backend let the host stand still for a device, as it says itself.
+    """
 
     def __init__(
         self, config: VTokenConfig, block_size: int, copies: CopyEngine, batch: Callable[[], list[str]],
@@ -79,6 +83,7 @@ class Substrate:
         self.copies = copies
         self._flights: list[_Flight] = []
         self._tally = Tally()
+        self.backend_waits = 0
         self._unchecked = 0.0  # plans since the last check, as a share of one
         self._occupancy: dict[str, Any] = {}
         self._occupancy_at = self._details_at = float("-inf")
@@ -246,7 +251,8 @@ class Substrate:
             return {}
         self._details_at = now_s
         ages_s = [now_s - flight.since_s for flight in self._flights]
-        return {"details": self._tally.details(self.shard, self.copies, ages_s)}
+        waits = self.scorer.waits + self.backend_waits
+        return {"details": self._tally.details(self.shard, self.copies, ages_s, waits)}
 
     def attention(self) -> dict[str, dict[str, Any]]:
         """Attention mass of all live tokens up to now, JSON-ready, by request whose policy needs it."""

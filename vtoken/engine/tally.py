@@ -59,14 +59,21 @@ class Tally:
             "substrate_seconds_total": sum(self.seconds.values()),
         }
 
-    def details(self, shard: Shard, copies: CopyEngine, inflight_s: Iterable[float]) -> Details:
-        """What only metrics show. `inflight_s`: ages of the evacuations whose copy is not committed."""
+    def details(self, shard: Shard, copies: CopyEngine, inflight_s: Iterable[float], other_syncs: int) -> Details:
+        """What only metrics show.
+
+        Args:
+            shard: of the worker.
+            copies: of the worker.
+            inflight_s: ages of the evacuations whose copy is not committed.
+            other_syncs: times that the host stood still for a device on behalf of others than `copies`.
+        """
         counted = copies.counters()
         single = {
             "block_bytes": counted.token_bytes * shard.block_size,
             "oldest_inflight_seconds": max(inflight_s, default=0.0),
             "copy_wait_seconds_total": self.waited_s,
-            "host_syncs_total": counted.host_syncs,
+            "host_syncs_total": counted.host_syncs + other_syncs,
             "last_move_check_timestamp_seconds": self.checked_s,
         }
         return {

@@ -17,8 +17,9 @@ Names that show a field of the engine's snapshot bear the field's name, here and
 Counters are totals since their process, or its engine, has started: use `rate` or `increase`. They
 leave through Ray as gauges, because Ray's own counters travel as increments, of which a starved machine loses some, and
 are born with their first event, which a rate then misses.
-Histograms (`..._bucket`) are totals too, by upper bound `le`: for `histogram_quantile` of a rate, and for nothing else. Means come from pairs
-of counters: the mean time to a first token is `ttft_seconds_total / ttft_requests_total`. Mean copy time is `copy_seconds_total / copies_total`, bandwidth `moved_bytes_total / copy_seconds_total`.
+Histograms (`..._bucket`) are totals too, by upper bound `le`: for `histogram_quantile` of a rate, and for nothing else.
+Means come from pairs of counters: the mean time to a first token is `ttft_seconds_total / ttft_requests_total`, mean
+copy time `copy_seconds_total / copies_total`, bandwidth `moved_bytes_total / copy_seconds_total`.
 
 Common labels by source:
 

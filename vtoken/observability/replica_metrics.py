@@ -92,8 +92,8 @@ _RECLAMATION = (*(_shown(Group.RECLAMATION, unit, name, text) for unit, name, te
             le=(*map(str, COPY_BOUNDS_S), INFINITY)),
     _detail(Group.RECLAMATION, Unit.SECONDS, "copy_wait_seconds_total", "Time for which the engine waited for copies"),
     _detail(Group.RECLAMATION, Unit.SECONDS, "oldest_inflight_seconds", "Age of the oldest evacuation in flight"),
-    _detail(Group.RECLAMATION, Unit.COUNT, "host_syncs_total", "Times that the host stood still for the GPU on behalf "
-            "of copies; must stay zero"),
+    _detail(Group.RECLAMATION, Unit.COUNT, "host_syncs_total", "Times that the host stood still for the GPU in a "
+            "step, checks of moves excepted; must stay zero"),
 )  # fmt: skip
 
 _INTEGRITY = (
