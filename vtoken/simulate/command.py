@@ -1,4 +1,6 @@
-"""`vtoken simulate`: one fleet on one trace; `--check`: is the simulator right? `--study`: the routers compared."""
+"""`vtoken simulate`: one fleet on one trace; or `--check`: is the simulator right? `--study`: the routers compared;
+`--sensitivity`: what every setting of reclamation does to memory.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("--data", default=os.environ.get("VTOKEN_DATA"), help="directory with traces and latency grids")
     parser.add_argument("--check", action="store_true", help="compare with a measured run and with measured capacities")
+    parser.add_argument("--sensitivity", action="store_true", help="Q6: waste and moves by setting; needs no data")
     parser.add_argument("--study", action="store_true", help="compare all routers on all cases")
     parser.add_argument(
         "--case", default="", metavar="TEXT", help="of the study, the case of that name, or those with it in theirs"
@@ -47,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: no data directory, or a file is missing in it.
     """
     last_line.directory(arguments)  # a wrong one is refused now, not after the run
+    if arguments.sensitivity:
+        return last_line.finish(_sensitivity(), arguments)
     if not arguments.data:
         raise ConfigError("data", arguments.data, "a directory with traces (--data DIR or VTOKEN_DATA)")
     if arguments.check:
@@ -55,6 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
         values, holds = check(Path(arguments.data))
         return last_line.finish(Outcome("simulate-check", holds, values), arguments)
     return last_line.finish(_study(arguments) if arguments.study else _one(arguments), arguments)
+
+
+def _sensitivity() -> Outcome:
+    from vtoken.device.table_kernels import CompiledKernels
+    from vtoken.simulate.sensitivity import judge, sensitivity
+
+    points = list(sensitivity(CompiledKernels()))
+    values, holds = judge(points)
+    return Outcome("simulate-sensitivity", holds, {**values, "points": points})
 
 
 def _one(arguments: argparse.Namespace) -> Outcome:

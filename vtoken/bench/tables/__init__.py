@@ -33,4 +33,6 @@ TABLES: Mapping[str, Table] = {
     "likeness": quality.likeness,
     "drills": fleet.drills,
     "simulator": fleet.simulator,
+    "sensitivity": fleet.sensitivity,
+    "settings": fleet.settings,
 }

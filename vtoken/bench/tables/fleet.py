@@ -61,6 +61,36 @@ def simulator(results: Results) -> str:
     return table_of(results, "simulate-check", ["", "measured", "simulated", "error"], rows)
 
 
+def sensitivity(results: Results) -> str:
+    """F by `theta_f` and share kept, under lazy relocation; in brackets moves per freed block."""
+    points = values_of(results, "simulate-sensitivity").get("points") or []
+    cells = {(one["theta_f"], one["keep_ratio"]): one for one in points if one["surface"] == "theta_f"}
+    ratios = sorted({ratio for _, ratio in cells})
+    rows = [
+        [f"{theta:g}", *(_point(cells[theta, ratio]) for ratio in ratios)]
+        for theta in sorted({theta for theta, _ in cells})
+    ]
+    return table_of(results, "simulate-sensitivity", ["`theta_f`", *(f"{ratio:g} kept" for ratio in ratios)], rows)
+
+
+def settings(results: Results) -> str:
+    """F, blocks and moves by block size, interval and headroom."""
+    points = values_of(results, "simulate-sensitivity").get("points") or []
+    rows = [
+        [
+            code(f"{one['surface']}: {one[one['surface']]}"), one["relocation"], str(one["requests"]),
+            number(one["waste"], 3), number(one["blocks_per_request"], 1), number(one["moves_per_freed_block"], 1),
+        ]
+        for one in points if one["surface"] != "theta_f"
+    ]  # fmt: skip
+    head = ["setting", "relocation", "requests", "mean F", "blocks per request", "moves per freed block"]
+    return table_of(results, "simulate-sensitivity", head, rows)
+
+
+def _point(one: Mapping[str, float]) -> str:
+    return f"{number(one['waste'], 3)} ({number(one['moves_per_freed_block'], 1)})"
+
+
 # ---- README ---------------------------------------------------------------------------------------------------------
 
 

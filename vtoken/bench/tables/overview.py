@@ -138,6 +138,16 @@ def _study(values: Values) -> str:
     return f"{words} of {len(verdicts)} cases; {over} x the best other, {robin} x round robin"
 
 
+def _sensitivity(values: Values) -> str:
+    eager, lazy, best = (number(values.get(key), 3) for key in ("eager_waste", "lazy_waste", "best_lazy_waste"))
+    moves = [number(values.get(key)) for key in ("eager_moves", "lazy_moves")]
+    near = number(values.get("largest_change_of_waste_near_default_theta_f"), 3)
+    return (
+        f"F {eager} eager, {lazy} lazy at the default `theta_f`, {best} at its best; moves {moves[0]} and {moves[1]}; "
+        f"F changes by up to {near} next to the default `theta_f`"
+    )
+
+
 LINES = (
     Line("capacity", "frontier", "twice the unevicted requests, 1.3 x throughput", _frontier),
     Line("identity", "identity", "all outputs identical; logits of a dense pass", _identity),
@@ -163,6 +173,11 @@ LINES = (
         _pressure,
     ),
     Line("quality", "quality", "naive and vtoken give the same numbers; less kept is not better", _quality),
+    Line(
+        "sensitivity", "simulate-sensitivity",
+        "defaults justified: eager wastes less than lazy at any `theta_f`, for no more moves; blocks of 16 hold least",
+        _sensitivity,
+    ),
     Line("simulator", "simulate-check", "a measured run within 10 %; measured capacities", _simulator),
     Line(
         "routers, simulated", "simulate-study",
