@@ -49,6 +49,7 @@ def fleet_arguments(script: Path, gpus: Path, nvml: Path) -> dict:
         "model": "fake/fake",
         "engine_service": "scripted_engine:ScriptedEngine",
         "vtoken": {"policy": {"policy": "streaming_llm", "budget_tokens": 128}},
+        "slo": {"ttft_s": 0.001},  # more than anybody can keep
         "replicas": {
             "count": 2, "num_cpus": 0.5, "max_ongoing_requests": 2,
             "graceful_shutdown_timeout_s": 1, "health_check_period_s": 1,

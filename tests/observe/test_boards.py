@@ -16,6 +16,7 @@ from vtoken.observability.boards import BOARDS
 from vtoken.observability.boards import fleet as fleet_board
 from vtoken.observability.catalogue import BY_NAME, METRICS
 from vtoken.observability.command import run as run_command
+from vtoken.observability.grafana_alerts import inlined
 from vtoken.observability.grafana_json import board_json, board_text
 from vtoken.observability.lint import lint, lint_board
 from vtoken.observability.metric import COMMON_LABELS, Kind
@@ -192,6 +193,7 @@ def test_prometheus_can_parse_every_expression(promtool, tmp_path):
         for row in board.rows:
             for panel in row.panels:
                 filled += [query.expression for query in panel.queries]
+    filled += [inlined(alert) for alert in ALERTS]
     lines = ["groups:", "- name: all", "  rules:"]
     for index, expression in enumerate(filled):
         text = expression.replace("$__rate_interval", "1m").replace("$__range", "1h")

@@ -84,6 +84,7 @@ def test_every_panel_variable_and_alert_has_a_finite_sample_under_load(stack):
         stack.nvml.write_text("")
         assert tools.blind(stack.prometheus, tools.targets(), patience_s=60.0) == []
         assert tools.blind(stack.prometheus, tools.alert_values(), patience_s=20.0) == []
+        tools.alert_after_s(stack.prometheus, "VTokenSloBurnsFast", 30.0)
     for selector, label in tools.variables():
         named = stack.prometheus.query(f'count by ({label}) ({selector}{{{label}!=""}})'.replace("}{", ","))
         assert named, f"{selector} has no {label}"
