@@ -89,6 +89,9 @@ BENCHMARKS = {
         _soak, ("minutes",),
     ),
     "speed": Benchmark("Q12: decoding with ample memory at half the tokens, against unmodified vLLM", _of("speed")),
+    "waste": Benchmark(
+        "Q1, Q2: memory that evictions trap, by policy and workload, and that relocation returns", _of("waste")
+    ),
 }  # fmt: skip
 
 

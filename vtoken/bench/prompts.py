@@ -90,9 +90,12 @@ class RequestMaker:
             for index in range(count)
         ]
 
-    def _plain(self, index: int, longest_tokens: int) -> list[int]:
-        tokens = _length(index, longest_tokens)
+    def exact(self, index: int, tokens: int) -> list[int]:
+        """Plain prompt `index`, of exactly so many tokens."""
         return self._ids(self._passage(Random(index), tokens))[:tokens]
+
+    def _plain(self, index: int, longest_tokens: int) -> list[int]:
+        return self.exact(index, _length(index, longest_tokens))
 
     def _chat(self, index: int, longest_tokens: int) -> list[int]:
         content = self._plain(index, longest_tokens - len(self._ids(self._templated(""))))

@@ -27,6 +27,7 @@ they were measured on other hardware, engines and models, so compare directions,
 """
 
 REASONS = {
+    "waste": "Who keeps half of the tokens holds at least half of the blocks, and rows grow between two decisions.",
     "idle": "The share timed inside is far below the bar. What the ratio of CPU seconds has on top is partly what the "
     "control, unmodified vLLM against itself, shows too.",
     "copy": "vLLM's CPU layout stores K transposed, so one token's K is one element on each of many cache lines. Whole "

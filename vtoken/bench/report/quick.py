@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ORDER = ("bookkeeping", "routing", "copy", "rows", "frontier", "speed", "idle")
+ORDER = ("bookkeeping", "routing", "copy", "rows", "waste", "frontier", "speed", "idle")
 """The cheapest first: no engine, parts of one, whole engines."""
 
 MINUTES = 16.0

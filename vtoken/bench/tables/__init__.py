@@ -15,6 +15,7 @@ TABLES: Mapping[str, Table] = {
     "runs": overview.runs,
     "readme": fleet.readme,
     "capacity": engines.capacity,
+    "waste": engines.waste,
     "identity": engines.identity,
     "choices": engines.choices,
     "soak": engines.soak,

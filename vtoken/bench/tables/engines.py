@@ -39,6 +39,35 @@ def capacity(results: Results) -> str:
     return table_of(results, "frontier", CAPACITY_HEAD, rows)
 
 
+# ---- waste ----------------------------------------------------------------------------------------------------------
+
+WASTE_HEAD = [
+    "workload", "policy", "F: naive", "lazy", "eager", "blocks at most half full: naive", "eager",
+    "blocks per request: naive", "lazy", "eager", "change", "moves per freed block: lazy", "eager",
+]  # fmt: skip
+
+
+def waste(results: Results) -> str:
+    """Q1, Q2: what is trapped, and what is returned."""
+
+    def row(workload: str, policy: str, variants: Mapping[str, Mapping[str, float]]) -> list[str]:
+        naive, lazy, eager = (variants[name] for name in ("naive", "lazy", "eager"))
+        return [
+            workload, code(policy), *(number(one["waste"], 3) for one in (naive, lazy, eager)),
+            *(percent(one["half_empty_share"], 0) for one in (naive, eager)),
+            *(number(one["blocks_per_request"], 1) for one in (naive, lazy, eager)),
+            percent(eager["blocks_per_request"] / naive["blocks_per_request"] - 1),
+            *(number(one["moves_per_freed_block"], 1) for one in (lazy, eager)),
+        ]  # fmt: skip
+
+    rows = [
+        row(workload, policy, variants)
+        for workload, policies in _scenes(values_of(results, "waste"))
+        for policy, variants in policies.items()
+    ]
+    return table_of(results, "waste", WASTE_HEAD, rows)
+
+
 # ---- identity -------------------------------------------------------------------------------------------------------
 
 IDENTITY = [
