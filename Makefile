@@ -19,7 +19,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 PAIRED := -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-kernels test-cluster cluster-tools check prometheus observe test-observe lock clean
+.PHONY: help setup model demo test test-kernels test-gpu test-cluster cluster-tools check prometheus observe test-observe lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -46,6 +46,9 @@ test: model prometheus  ## all tests that need no GPU: unit tests first, then re
 
 test-kernels: setup  ## the Triton kernels on the CPU, interpreted
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "kernels and not gpu" tests/device
+
+test-gpu: model  ## kernels and engines on an NVIDIA GPU (set up with GPU=1)
+	@$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-cluster: setup cluster-tools  ## cluster files, three nodes, autoscaling, and `ray up` with kill and heal in namespaces
 	@$(BIN)/python -m pytest tests/cluster

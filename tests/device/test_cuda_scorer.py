@@ -166,6 +166,7 @@ def test_without_room_nothing_is_looked_at_but_keys() -> None:
     assert (bench.scorer.drain("a", row.table), bench.scorer.bytes) == ([], 0)
     contents = [torch.stack(bench.content["a"][layer])[:, 1, ::3].norm(dim=2).mean(1) for layer in bench.scorer._caches]
     np.testing.assert_allclose(bench.scorer.keys(row.table).key_norms, torch.stack(contents).mean(0), rtol=1e-5)
+    assert bench.scorer.waits == 1
 
 
 def test_a_step_is_planned_once_however_many_kinds_of_layers_ask() -> None:

@@ -112,6 +112,7 @@ class CudaScorer:
         self._chunk_place = room.requests * window
         self._nowhere = self._chunk_place + room.tokens
         self._chunks: list[_Chunk] = []
+        self._keys_asked = 0
         self._planned: bool | None = None  # what was said of this step; None between steps
         self._under_way: list[_Window] = []  # not settled, oldest first
 
@@ -127,8 +128,8 @@ class CudaScorer:
 
     @property
     def waits(self) -> int:
-        """Times that the host stood still: for an answer, or for a buffer that the device had yet to read."""
-        return self._mass.waits + self._hosts.waits if self.active else 0
+        """Times that the host stood still: for keys, for an answer, or for a buffer that the device had yet to read."""
+        return self._keys_asked + (self._mass.waits + self._hosts.waits if self.active else 0)
 
     def bind(self, caches: Mapping[str, torch.Tensor]) -> None:
         """Take the engine's K/V tensors, by layer name in the order of the layers; once, at start-up. Compiles."""
@@ -265,6 +266,7 @@ class CudaScorer:
 
     def keys(self, table: TokenTable) -> KeyScores:
         """See AttentionScorer. Waits for the device: what is looked at are all live keys, the last step's included."""
+        self._keys_asked += 1
         slots, size = table.live_slots(), table.block_size
         device = self._streams.device
         blocks, offsets = (torch.from_numpy(part).to(device) for part in (slots // size, slots % size))
