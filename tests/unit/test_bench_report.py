@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vtoken.bench.command import BENCHMARKS
 from vtoken.bench.report import quick
 from vtoken.bench.report.figure import Inputs
 from vtoken.bench.report.report_command import FIGURES
@@ -59,6 +60,12 @@ def test_every_figure_of_the_paper_has_its_section_with_the_papers_numbers(tmp_p
     for figure in FIGURES:
         assert figure.method in page
         assert figure.paper in page
+
+
+def test_every_figure_names_a_command_that_exists() -> None:
+    simulated = {"simulate-check", "simulate-study", "simulate-sensitivity"}
+    assert {figure.source for figure in FIGURES} <= BENCHMARKS.keys() | simulated
+    assert set(quick.ORDER) <= BENCHMARKS.keys()
 
 
 def test_numbers_lie_beside_the_page_as_drawn(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from vtoken.bench.command import BENCHMARKS
 from vtoken.bench.tables import PAGES, TABLES, cells
 from vtoken.bench.tables.overview import LINES
+from vtoken.bench.tables.questions import QUESTIONS
 from vtoken.cli import main
 from vtoken.core.errors import ConfigError
 from vtoken.results import files
@@ -93,6 +94,13 @@ def test_every_committed_result_is_of_a_command_that_exists(committed: dict[str,
             assert result.command.startswith(f"vtoken bench {name}")
 
 
+def test_every_answer_to_a_question_is_a_command() -> None:
+    simulated = {"simulate-check", "simulate-study", "simulate-sensitivity"}
+    assert {name for question in QUESTIONS for name in question.ids} <= BENCHMARKS.keys() | simulated
+    assert [question.id for question in QUESTIONS] == [f"Q{number}" for number in range(1, 14)]
+    assert all(question.ids or "no command" in question.open for question in QUESTIONS)
+
+
 def changed(value: Any) -> Any:
     """The same with other numbers, in other ratios."""
     if isinstance(value, dict):
@@ -102,7 +110,7 @@ def changed(value: Any) -> Any:
     return value * value + 1 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-NOT_OF_VALUES = {"runs"}
+NOT_OF_VALUES = {"questions", "runs"}
 """Tables of what is beside the values."""
 
 

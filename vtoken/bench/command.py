@@ -84,6 +84,7 @@ BENCHMARKS = {
         "a relocated row against one in blocks one after another, on vLLM's own attention kernel", _of("rows")
     ),
     "scoring": Benchmark("what policies pay for scores and choices while they decode, at interval 64", _of("scoring")),
+    "sla": Benchmark("Q3: throughput under a latency bound, by number of clients in closed loops", _of("sla")),
     "soak": Benchmark(
         "Q8: mixed traffic on a full pool, with aborts and preemptions: nothing leaks, no output is wrong",
         _soak, ("minutes",),

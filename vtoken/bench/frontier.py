@@ -12,7 +12,8 @@ S copied tokens per freed block, and rows stay packed: no request holds a block 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -147,34 +148,46 @@ def judge(scene: Scene, trials: Mapping[str, list[Trial]]) -> tuple[dict[str, An
     return found, bool(holds)
 
 
-def _search(model: str, scene: Scene, variant: str, candidates: Sequence[int], console: Console) -> list[Trial]:
-    """Trials of one variant on one engine, in ascending order up to the first with a preemption."""
+@contextmanager
+def engine(model: str, scene: Scene, variant: str) -> Iterator[OfflineEngine]:
+    """A warm engine on a scene's pool, under a scene's policy; closed whatever happens."""
     policy = {
         "policy": scene.policy,
         "budget_tokens": scene.budget,
         "protect_recent": 32,
         "interval_tokens": scene.interval,
     }
-    engine = OfflineEngine(
+    running = OfflineEngine(
         model, VTokenConfig.from_mapping({"policy": policy, **VARIANTS[variant]}),
         dtype="bfloat16", block_size=BLOCK_SIZE, max_model_len=scene.tokens + 100, max_num_seqs=32,
         num_gpu_blocks_override=scene.blocks, kv_cache_memory_bytes=1 << 29, enable_prefix_caching=scene.caching,
     )  # fmt: skip
-    trials: list[Trial] = []
     try:
-        engine.run(["Warm up."], max_tokens=4)
+        running.run(["Warm up."], max_tokens=4)
+        yield running
+    finally:
+        running.close()
+
+
+def prompt(index: int) -> str:
+    """Short, and another one for every index."""
+    return f"Story number {index}. Once upon a time, in a village by the sea,"
+
+
+def _search(model: str, scene: Scene, variant: str, candidates: Sequence[int], console: Console) -> list[Trial]:
+    """Trials of one variant on one engine, in ascending order up to the first with a preemption."""
+    trials: list[Trial] = []
+    with engine(model, scene, variant) as running:
         for concurrency in candidates:
-            trials.append(_trial(engine, concurrency, scene))
+            trials.append(_trial(running, concurrency, scene))
             console.log(f"{scene.name}, {variant}: {trials[-1]}")
             if trials[-1].preemptions:
                 break
-    finally:
-        engine.close()
     return trials
 
 
-def _trial(engine: OfflineEngine, concurrency: int, scene: Scene) -> Trial:
-    before, peak, waste, blocks = engine.snapshots.snapshot(), 0, 0.0, 0.0
+def _trial(running: OfflineEngine, concurrency: int, scene: Scene) -> Trial:
+    before, peak, waste, blocks = running.snapshots.snapshot(), 0, 0.0, 0.0
 
     def watch(snapshot: Snapshot) -> None:
         nonlocal peak, waste, blocks
@@ -184,11 +197,11 @@ def _trial(engine: OfflineEngine, concurrency: int, scene: Scene) -> Trial:
             waste = max(waste, snapshot.waste_ratio - (1 - snapshot.live_tokens / packed))
             blocks = max(blocks, snapshot.reclaimable_blocks / snapshot.tracked_requests)
 
-    prompts = [f"Story number {index}. Once upon a time, in a village by the sea," for index in range(concurrency)]
+    prompts = [prompt(index) for index in range(concurrency)]
     began = time.perf_counter()
-    engine.run(prompts, watch, max_tokens=scene.tokens, ignore_eos=True)
+    running.run(prompts, watch, max_tokens=scene.tokens, ignore_eos=True)
     seconds = time.perf_counter() - began
-    after = engine.snapshots.snapshot()
+    after = running.snapshots.snapshot()
     return Trial(
         concurrency,
         after.preemptions_total - before.preemptions_total,

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from vtoken.bench.tables import engines, fleet, overview, pieces, quality
+from vtoken.bench.tables import engines, fleet, overview, pieces, quality, questions
 from vtoken.results.pages import Table
 
 PAGES = (Path("README.md"), Path("docs/results.md"))
 
 TABLES: Mapping[str, Table] = {
     "overview": overview.overview,
+    "questions": questions.questions,
     "runs": overview.runs,
     "readme": fleet.readme,
     "capacity": engines.capacity,
     "waste": engines.waste,
+    "sla": engines.sla,
     "identity": engines.identity,
     "choices": engines.choices,
     "soak": engines.soak,

@@ -68,6 +68,27 @@ def waste(results: Results) -> str:
     return table_of(results, "waste", WASTE_HEAD, rows)
 
 
+# ---- service level --------------------------------------------------------------------------------------------------
+
+
+def sla(results: Results) -> str:
+    """Q3: every number of clients, and whether it keeps the service level."""
+    values = values_of(results, "sla")
+    level_s = values.get("level_s", 0.0)
+    rows = [
+        [
+            one["variant"], str(one["concurrency"]), number(one["tokens_per_s"], 1), number(one["p50_s"], 2),
+            number(one["p95_s"], 2), "yes" if one["p95_s"] <= level_s else "no", number(one["preemptions"]),
+        ]
+        for one in values.get("sweep", [])
+    ]  # fmt: skip
+    head = [
+        "variant", "clients", "tokens per second", "median latency, s", "95th percentile, s",
+        f"within {number(level_s, 2)} s", "preemptions",
+    ]  # fmt: skip
+    return table_of(results, "sla", head, rows)
+
+
 # ---- identity -------------------------------------------------------------------------------------------------------
 
 IDENTITY = [
