@@ -48,16 +48,21 @@ class ThreeNodes:
         ray.init(self.cluster.address, namespace="vtoken", log_to_driver=False, logging_level=logging.WARNING)
         port = free_port()
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        settings = DeploymentSettings.from_args(fake_arguments(replicas={"count": NODES}))
+        heartbeat = {"idle_s": 0.5, "batch_s": 0.02}
+        settings = DeploymentSettings.from_args(fake_arguments(replicas={"count": NODES}, heartbeat=heartbeat))
         serve.run(build_application(settings), name="vtoken", route_prefix="/")
         return f"http://127.0.0.1:{port}"
 
-    def nodes_of(self, deployment):
-        """Node id of each living replica."""
+    def nodes_of(self, part):
+        """Node id of each living actor with this in its name: `#engine#` of a replica, `relay:` of a relay."""
         from ray._private.state import actors
 
-        living = (a for a in actors().values() if a["State"] == "ALIVE" and f"#{deployment}#" in a["Name"])
+        living = (a for a in actors().values() if a["State"] == "ALIVE" and part in a["Name"])
         return [actor["Address"]["NodeID"] for actor in living]
+
+    def relayed(self):
+        """Whether each node with a replica has its one relay."""
+        return sorted(self.nodes_of("relay:")) == sorted(set(self.nodes_of("#engine#")))
 
     def lose(self, node_id):
         """All processes of a node at once, as when its power is gone."""
@@ -91,16 +96,18 @@ def cluster(monkeypatch):
 
 def test_replicas_are_spread_and_come_back_when_a_node_is_lost(cluster):
     url = cluster.start()
-    before, homes = all_of(NODES, url), cluster.nodes_of("engine")
+    before, homes = all_of(NODES, url), cluster.nodes_of("#engine#")
+    until(cluster.relayed, 60.0, lambda: cluster.nodes_of("relay:"))
     assert set(Counter(homes).values()) == {1}, f"not spread: {homes}"
-    (ingress,) = cluster.nodes_of("ingress")
+    (ingress,) = cluster.nodes_of("#ingress#")
     victim = next(node for node in homes if node not in {ingress, cluster.cluster.head_node.node_id})
     with Traffic(url, clients=4, tokens=10) as load:
         cluster.lose(victim)
         until(lambda: takers(url) - before, 90.0, lambda: fleet_of(url))
         after = all_of(NODES, url)
     assert len(after & before) == NODES - 1, "the others went on"
-    assert victim not in cluster.nodes_of("engine")
+    assert victim not in cluster.nodes_of("#engine#")
+    until(cluster.relayed, 60.0, lambda: cluster.nodes_of("relay:"))
     assert load.outcomes[200] > 20
     assert set(load.outcomes) == {200}, load.outcomes
     assert {ask(url).status_code for _ in range(12)} == {200}

@@ -188,6 +188,11 @@ class ControllerClient:
         """Push a heartbeat; see FleetController.heartbeat."""
         return Verdict(await self._call("heartbeat", beat))
 
+    async def heartbeats(self, beats: Sequence[Heartbeat]) -> list[str]:
+        """Push those of several replicas in one call; see FleetController.heartbeats."""
+        names: list[str] = await self._call("heartbeats", list(beats))
+        return names
+
     async def goodbye(self, replica_id: str) -> None:
         """Best effort: say that a replica ends by plan."""
         with contextlib.suppress(Exception):

@@ -12,7 +12,7 @@ import importlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, cast
 
 from ray import serve
@@ -30,6 +30,7 @@ from vtoken.serving.controller import ControllerClient
 from vtoken.serving.drain import Drain
 from vtoken.serving.faults import Faults
 from vtoken.serving.metrics import start_replica_metrics
+from vtoken.serving.relay import Courier, relay_of_node
 from vtoken.serving.ridealong import Ride, RideAlong
 from vtoken.serving.settings import CONTROLLER_TIMEOUT_S, DeploymentSettings, HeartbeatSettings
 
@@ -96,6 +97,12 @@ async def start_service(settings: DeploymentSettings) -> EngineServiceProtocol:
     return cast("EngineServiceProtocol", service)
 
 
+def _relay(app_name: str, settings: DeploymentSettings) -> Callable[[], Any] | None:
+    """How to reach the relay of this node, if the deployment has them."""
+    batch_s = settings.heartbeat.batch_s
+    return (lambda: relay_of_node(app_name, settings.rules, batch_s)) if batch_s > 0 else None
+
+
 class HeartbeatTimer:
     """Decides when to report. Pure: the clock is an argument.
 
@@ -127,6 +134,7 @@ class EngineReplica:
         self._replica_id = context.replica_id.unique_id
         self._service = await start_service(settings)
         self._controller = ControllerClient(context.app_name, settings.rules, CONTROLLER_TIMEOUT_S)
+        self._courier = Courier(self._controller, _relay(context.app_name, settings))
         self._timer = HeartbeatTimer(settings.heartbeat, settings.rules)
         self._drain, self._draining = Drain(settings.replicas.graceful_shutdown_timeout_s), False
         self._sequence = 0
@@ -243,7 +251,7 @@ class EngineReplica:
         if after_s:
             await asyncio.sleep(after_s)
         try:
-            verdict = await self._controller.heartbeat(beat)
+            verdict = await self._courier.heartbeat(beat)
         except Exception as error:  # noqa: BLE001  # a dead controller must never hurt a replica
             self._verdicts[UNDELIVERED] += 1
             logger.warning("heartbeat %d not delivered: %s", beat.sequence, error)
@@ -261,5 +269,5 @@ class EngineReplica:
         beating.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await beating
-        await self._controller.goodbye(self._replica_id)
+        await self._courier.goodbye(self._replica_id)
         await self._service.shutdown()

@@ -151,18 +151,22 @@ class HeartbeatSettings:
             change, the first and the last running request are reported at once.
         poll_s: how often a router fetches the fleet view while it routes.
         forget_after_s: a silent replica disappears from the view.
+        batch_s: the replicas of a node send their heartbeats in one call, for which the first waits so long for the
+            others; 0: each sends its own.
     """
 
     busy_s: float = 0.1
     idle_s: float = 1.0
     poll_s: float = 0.05
     forget_after_s: float = FORGET_AFTER_S
+    batch_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_number("busy_s", self.busy_s, 0.01, 60.0)
         check_number("idle_s", self.idle_s, 0.05, 60.0)
         check_number("poll_s", self.poll_s, 0.01, 60.0)
         check_number("forget_after_s", self.forget_after_s, 1.0, 3600.0)
+        check_number("batch_s", self.batch_s, 0.0, 0.05)
         if self.idle_s < self.busy_s:
             raise ConfigError("idle_s", self.idle_s, f"at least busy_s = {self.busy_s}")
 
