@@ -49,6 +49,18 @@ def test_on_cuda_each_of_these_is_refused_with_what_changes_it(change, feature, 
     assert fix in refused.fix
 
 
+@pytest.mark.parametrize(("dtype", "supported"), [
+    ("auto", True), ("bfloat16", True), ("float16", False), ("fp8_e4m3", False), ("int8_per_token_head", False),
+])  # fmt: skip
+def test_a_cache_of_another_type_than_the_model_is_refused(dtype: str, supported: bool) -> None:
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype=dtype, block_size=16), speculative_config=None,
+        kv_transfer_config=None, model_config=SimpleNamespace(dtype="torch.bfloat16"),
+    )  # fmt: skip
+    (check,) = (one for one in capabilities._engine_checks(config) if one.feature == "KV cache dtype")
+    assert check.supported is supported
+
+
 def test_what_is_looked_at_on_cuda_exists_in_vllm() -> None:
     from vllm.config import AttentionConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum

@@ -70,13 +70,12 @@ def _parallel_checks(config: VllmConfig) -> list[Check]:
 
 def _engine_checks(config: VllmConfig) -> list[Check]:
     cache, spec, transfer = config.cache_config, config.speculative_config, config.kv_transfer_config
-    version = vllm_version()
+    version, dtype = vllm_version(), str(config.model_config.dtype).removeprefix("torch.")
     connector = transfer.kv_connector if transfer is not None else None
     return [
         Check("vLLM release", version, version in SUPPORTED_VLLM, f"install one of {', '.join(SUPPORTED_VLLM)}"),
         Check("KV connector", str(connector), connector == CONNECTOR_NAME, f"kv_connector={CONNECTOR_NAME}"),
-        Check("KV cache dtype", str(cache.cache_dtype), not str(cache.cache_dtype).startswith("fp8"),
-              "kv_cache_dtype=auto"),
+        Check("KV cache dtype", str(cache.cache_dtype), cache.cache_dtype in ("auto", dtype), "kv_cache_dtype=auto"),
         Check("speculative decoding", "on" if spec else "off", not spec, "remove speculative_config"),
         Check("block size", str(cache.block_size), cache.block_size % 16 == 0, "block_size=16"),
     ]  # fmt: skip
@@ -107,7 +106,7 @@ def _cuda_checks(config: VllmConfig) -> list[Check]:
         Check("model runner", runner, runner == "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
         Check("asynchronous scheduling", str(ahead), supported=True, fix=""),
         Check("attention backend", ", ".join(named) or "vLLM's choice", set(named) <= set(CUDA_BACKENDS),
-              f"attention_config.backend={' or '.join(CUDA_BACKENDS)}"),
+              f"attention_backend={' or '.join(CUDA_BACKENDS)}"),
         Check("microbatches", str(microbatches), not microbatches, "enable_dbo=False"),
         Check("sleep mode", str(sleeps), not sleeps, "enable_sleep_mode=False"),
     ]  # fmt: skip
@@ -151,7 +150,7 @@ def require_engaged(config: VllmConfig, kv_cache_config: Any, *ours: Any) -> Non
         if not issubclass(backend, ours):
             raise UnsupportedError(
                 f"vToken did not engage: layer {name} uses the backend {backend.get_name()}, not one of "
-                f"{', '.join(one.get_name() for one in ours)}. Name one of these: attention_config.backend."
+                f"{', '.join(one.get_name() for one in ours)}. Name one of these: attention_backend."
             )
         _refuse_position_dependent(name, layer.impl)
     for group in kv_cache_config.kv_cache_groups:
