@@ -41,7 +41,7 @@ class Engine:
 @pytest.mark.parametrize(("clients", "requests"), [(1, 3), (4, 12), (8, 5)])
 def test_every_client_has_one_request_at_a_time_until_all_are_served(clients: int, requests: int) -> None:
     engine = Engine(5)
-    loop = closed_loop(engine, clients, requests, 10)  # type: ignore[arg-type]
+    loop = closed_loop(engine, clients, requests, 10)
     assert len(loop.latencies_s) == engine.count == requests
     assert engine.most == min(clients, requests)
     assert loop.preemptions == 2

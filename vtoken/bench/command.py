@@ -7,21 +7,25 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
 from vtoken.bench import record, tables_command
 from vtoken.bench.report import report_command
 from vtoken.results import last_line
+from vtoken.results.journal import Journal
+from vtoken.results.machine import machine, versions
 from vtoken.results.outcome import Outcome
+from vtoken.signals import stop_on_signals
 
-Run = Callable[[argparse.Namespace, Console], Outcome]
+Run = Callable[[argparse.Namespace, Console, Journal], Outcome]
 
 
 def _of(module: str) -> Run:
     """`vtoken.bench.MODULE.run(model, console, quick=...)`, imported when it is called."""
 
-    def run(arguments: argparse.Namespace, console: Console) -> Outcome:
+    def run(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
         implementation = importlib.import_module(f"vtoken.bench.{module}")
         outcome: Outcome = implementation.run(arguments.model, console, quick=arguments.quick)
         return outcome
@@ -29,20 +33,31 @@ def _of(module: str) -> Run:
     return run
 
 
-def _soak(arguments: argparse.Namespace, console: Console) -> Outcome:
+def _resumable(module: str) -> Run:
+    """`vtoken.bench.MODULE.run(model, console, journal, quick=...)`, imported when it is called."""
+
+    def run(arguments: argparse.Namespace, console: Console, journal: Journal) -> Outcome:
+        implementation = importlib.import_module(f"vtoken.bench.{module}")
+        outcome: Outcome = implementation.run(arguments.model, console, journal, quick=arguments.quick)
+        return outcome
+
+    return run
+
+
+def _soak(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
     from vtoken.bench import soak
 
     minutes = soak.QUICK_MINUTES if arguments.quick else soak.MINUTES
     return soak.run(arguments.model, console, arguments.minutes or minutes)
 
 
-def _identity(arguments: argparse.Namespace, console: Console) -> Outcome:
+def _identity(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
     from vtoken.bench import identity
 
     return identity.run(arguments.model, console, arguments.quick, arguments.data)
 
 
-def _quality(arguments: argparse.Namespace, console: Console) -> Outcome:
+def _quality(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
     from vtoken.bench import quality
 
     return quality.run(arguments.model, console, arguments.quick, arguments.data)
@@ -63,7 +78,7 @@ BENCHMARKS = {
     ),
     "copy": Benchmark("the copy engine against a plain copy of as many bytes", _of("copies")),
     "frontier": Benchmark(
-        "Q4: the largest concurrency without a preemption, at a fixed block budget", _of("frontier")
+        "Q4: the largest concurrency without a preemption, at a fixed block budget", _resumable("frontier")
     ),
     "heartbeats": Benchmark(
         "what one controller takes of a large fleet's reports, and how old they get", _of("heartbeats")
@@ -71,7 +86,7 @@ BENCHMARKS = {
     "identity": Benchmark(
         "Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity, ("data",)
     ),
-    "idle": Benchmark("Q5: what an engine pays for vToken while nothing is evicted", _of("idle")),
+    "idle": Benchmark("Q5: what an engine pays for vToken while nothing is evicted", _resumable("idle")),
     "pressure": Benchmark(
         "Q13: routing by room against simple rules, on two real replicas short of memory", _of("pressure")
     ),
@@ -83,15 +98,19 @@ BENCHMARKS = {
     "rows": Benchmark(
         "a relocated row against one in blocks one after another, on vLLM's own attention kernel", _of("rows")
     ),
-    "scoring": Benchmark("what policies pay for scores and choices while they decode, at interval 64", _of("scoring")),
-    "sla": Benchmark("Q3: throughput under a latency bound, by number of clients in closed loops", _of("sla")),
+    "scoring": Benchmark(
+        "what policies pay for scores and choices while they decode, at interval 64", _resumable("scoring")
+    ),
+    "sla": Benchmark("Q3: throughput under a latency bound, by number of clients in closed loops", _resumable("sla")),
     "soak": Benchmark(
         "Q8: mixed traffic on a full pool, with aborts and preemptions: nothing leaks, no output is wrong",
         _soak, ("minutes",),
     ),
-    "speed": Benchmark("Q12: decoding with ample memory at half the tokens, against unmodified vLLM", _of("speed")),
+    "speed": Benchmark(
+        "Q12: decoding with ample memory at half the tokens, against unmodified vLLM", _resumable("speed")
+    ),
     "waste": Benchmark(
-        "Q1, Q2: memory that evictions trap, by policy and workload, and that relocation returns", _of("waste")
+        "Q1, Q2: memory that evictions trap, by policy and workload, and that relocation returns", _resumable("waste")
     ),
 }  # fmt: skip
 
@@ -123,10 +142,24 @@ def _add_benchmark(parser: argparse.ArgumentParser, benchmark: Benchmark) -> Non
 
 
 def _measure(benchmark: Benchmark, arguments: argparse.Namespace) -> int:
+    stop_on_signals()
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    last_line.directory(arguments)  # a wrong one is refused now, not after an hour
-    return last_line.finish(benchmark.run(arguments, Console(stderr=True)), arguments)
+    console = Console(stderr=True)
+    with _journal(arguments, console) as journal:
+        outcome = benchmark.run(arguments, console, journal)
+    status = last_line.finish(outcome, arguments)
+    journal.forget()
+    return status
+
+
+def _journal(arguments: argparse.Namespace, console: Console) -> Journal:
+    """In the directory of the result file, if there is one; commits in between do not count, versions do."""
+    out = last_line.directory(arguments)  # a wrong one is refused now, not after an hour
+    installed = {name: version for name, version in versions().items() if name != "commit"}
+    header = {"name": arguments.name, "quick": arguments.quick, "model": Path(arguments.model).name}
+    path = None if out is None else out / f"{arguments.name}.partial.jsonl"
+    return Journal(path, {**header, "machine": machine(), "versions": installed}, console)
 
 
 def run(arguments: argparse.Namespace) -> int:

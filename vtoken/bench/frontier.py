@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from rich.console import Console
 from vtoken.core.config import VTokenConfig
 from vtoken.core.telemetry import Snapshot
 from vtoken.engine.offline import OfflineEngine
+from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
 
 BLOCK_SIZE = 16
@@ -92,11 +94,12 @@ class Trial:
     excess_blocks: float
 
 
-def run(model: str, console: Console, quick: bool) -> Outcome:
+def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outcome:
     """All scenes; the first also with the paper's own design and with evictions that are only hidden."""
-    outcome = Outcome("frontier")
-    for index, scene in enumerate(QUICK if quick else FULL):
-        trials = _trials(model, scene, console, whole=index == 0)
+    outcome, scenes = Outcome("frontier"), QUICK if quick else FULL
+    journal.begin(2 * len(scenes) + 2)
+    for index, scene in enumerate(scenes):
+        trials = _trials(model, scene, console, journal, whole=index == 0)
         outcome.values[scene.name], holds = judge(scene, trials)
         outcome.holds &= holds
         outcome.samples += [
@@ -106,7 +109,7 @@ def run(model: str, console: Console, quick: bool) -> Outcome:
     return outcome
 
 
-def _trials(model: str, scene: Scene, console: Console, *, whole: bool) -> dict[str, list[Trial]]:
+def _trials(model: str, scene: Scene, console: Console, journal: Journal, *, whole: bool) -> dict[str, list[Trial]]:
     """Trials of one scene by variant; `whole`: of all variants."""
     candidates: dict[str, Sequence[int]] = {
         "eager": range(scene.target, scene.target + 3),
@@ -115,10 +118,13 @@ def _trials(model: str, scene: Scene, console: Console, *, whole: bool) -> dict[
         "lazy": range(scene.unevicted + 2, scene.target + 1),
     }
     return {
-        variant: _search(model, scene, variant, concurrencies, console)
+        variant: journal.of(
+            f"{scene.name}, {variant}", partial(_search, model, scene, variant, concurrencies, console),
+            lambda tried: [*map(asdict, tried)], lambda kept: [Trial(**one) for one in kept],
+        )
         for variant, concurrencies in candidates.items()
         if whole or variant in {"eager", "native"}
-    }
+    }  # fmt: skip
 
 
 def judge(scene: Scene, trials: Mapping[str, list[Trial]]) -> tuple[dict[str, Any], bool]:

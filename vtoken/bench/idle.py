@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,9 @@ from rich.console import Console
 
 from vtoken.bench import stepper
 from vtoken.bench.pairs import ratio
+from vtoken.bench.stepper import Cost
 from vtoken.bench.twins import Pair, Twins
+from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
 
 SHARE_BAR = 0.01
@@ -48,16 +50,17 @@ Found = dict[int, list[Pair]]
 """Pairs by concurrency."""
 
 
-def run(model: str, console: Console, *, quick: bool) -> Outcome:
+def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outcome:
     """Measure each concurrency."""
     scale = QUICK if quick else FULL
     found: Found = {concurrency: [] for concurrency in scale.concurrencies}
     control: Found = {concurrency: [] for concurrency in scale.concurrencies}
+    journal.begin(2 * scale.starts + 2 * len(range(0, scale.starts, 2)))
     for start in range(scale.starts):
-        _measure(model, {}, scale, found)
+        _measure(model, {}, scale, found, journal, f"idle, start {start + 1}")
         console.log(f"idle: {values_of(found)}")
         if start % 2 == 0:
-            _measure(model, None, scale, control)
+            _measure(model, None, scale, control, journal, f"control, start {start + 1}")
             console.log(f"control: {values_of(control)}")
     values = values_of(found)
     unmodified = {name: value["cpu_per_token_over_native"] for name, value in values_of(control).items()}
@@ -78,11 +81,30 @@ def _rows(kind: str, found: Found) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _measure(model: str, config: dict[str, Any] | None, scale: Scale, found: Found) -> None:
+def _measure(
+    model: str, config: dict[str, Any] | None, scale: Scale, found: Found, journal: Journal, name: str
+) -> None:
     """The pairs of two processes in which the engines start in either order, added up."""
-    first, second = (_process(model, config, scale, native_first) for native_first in (True, False))
+    first, second = (
+        journal.of(
+            f"{name}, {'unmodified' if native_first else 'ours'} first",
+            partial(_process, model, config, scale, native_first), _encoded, _decoded,
+        )
+        for native_first in (True, False)
+    )  # fmt: skip
     for concurrency, pairs in found.items():
         pairs += [a + b for a, b in zip(first[concurrency], second[concurrency], strict=True)]
+
+
+def _encoded(found: Found) -> dict[str, list[dict[str, Any]]]:
+    return {str(concurrency): [*map(asdict, pairs)] for concurrency, pairs in found.items()}
+
+
+def _decoded(kept: dict[str, list[dict[str, Any]]]) -> Found:
+    return {
+        int(concurrency): [Pair(Cost(**one["ours"]), Cost(**one["native"]), one["identical"]) for one in pairs]
+        for concurrency, pairs in kept.items()
+    }
 
 
 def _process(model: str, config: dict[str, Any] | None, scale: Scale, native_first: bool) -> Found:

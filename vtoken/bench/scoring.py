@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -34,6 +35,7 @@ from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost, Stepper, prompts
 from vtoken.core.policies import Policy, RequestView, load_policy, needs_of, policy_names
 from vtoken.core.scores import Needs
+from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
 
 INTERVAL, BUDGET, BATCH = 64, 512, 4
@@ -138,7 +140,7 @@ Pair = tuple[Round, Round]
 """A policy's round, and that of its baseline right before or after it."""
 
 
-def run(model: str, console: Console, *, quick: bool) -> Outcome:
+def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outcome:
     """Measure every policy, and one against itself."""
     scale = QUICK if quick else FULL
     longest = PROMPT + (2 + scale.intervals) * INTERVAL
@@ -147,12 +149,14 @@ def run(model: str, console: Console, *, quick: bool) -> Outcome:
         "kv_cache_memory_bytes": 1 << 28,
     }  # fmt: skip
     found: dict[str, list[Pair]] = {name: [] for name in (*scale.policies, "control")}
+    journal.begin(scale.rounds * len(found))
     with stepper.in_process(Scored, model, options) as engine:
         for policy in (NONE, *scale.policies):  # first rounds are not representative
             engine.call("round", policy, PROMPT, 1)
         for index in range(scale.rounds):
             for name, pairs in found.items():
-                pairs.append(_pair(engine, name, scale.intervals, policy_first=index % 2 == 0))
+                measure = partial(_pair, engine, name, scale.intervals, policy_first=index % 2 == 0)
+                pairs.append(journal.of(f"round {index + 1}, {name}", measure, _encoded, _decoded))
                 console.log(f"round {index + 1}, {name}: {summary(name, pairs)}")
     values = {name: summary(name, pairs) for name, pairs in found.items()}
     passed = all(holds(name, values[name]) for name in scale.policies)
@@ -172,6 +176,21 @@ def _rows(found: Mapping[str, Sequence[Pair]]) -> list[dict[str, Any]]:
         for side, one in zip(("policy", "baseline"), pair, strict=True)
         for index, cost in enumerate(one.intervals)
     ]  # fmt: skip
+
+
+def _encoded(pair: Pair) -> list[dict[str, Any]]:
+    return [*map(asdict, pair)]
+
+
+def _decoded(kept: list[dict[str, Any]]) -> Pair:
+    first, second = (
+        Round(
+            Cost(**one["prefill"]), [Cost(**cost) for cost in one["intervals"]], one["looking_s"],
+            [tuple(ids) for ids in one["outputs"]],
+        )
+        for one in kept
+    )  # fmt: skip
+    return first, second
 
 
 def _pair(engine: Child, name: str, intervals: int, *, policy_first: bool) -> Pair:

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from vtoken.bench.frontier import Scene, engine, prompt
-from vtoken.engine.offline import OfflineEngine
+from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
 
 VARIANTS = ("native", "naive", "lazy", "eager")
@@ -63,17 +66,22 @@ class Step:
     preemptions: int
 
 
-def run(model: str, console: Console, *, quick: bool) -> Outcome:
+def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outcome:
     """Sweep the clients in every variant."""
     scale = QUICK if quick else FULL
     loops: dict[tuple[str, int], list[Loop]] = {}
-    for _ in range(scale.rounds):
-        for variant in VARIANTS:
-            with engine(model, scale.scene, variant) as running:
-                for clients in scale.clients:
-                    loop = closed_loop(running, clients, scale.turns * clients, scale.scene.tokens)
-                    loops.setdefault((variant, clients), []).append(loop)
-                    console.log(f"{variant}, {clients} clients: {_step(variant, clients, [loop], scale.scene.tokens)}")
+    journal.begin(scale.rounds * len(VARIANTS) * len(scale.clients))
+    for number, variant in product(range(scale.rounds), VARIANTS):
+        keys = {clients: f"round {number + 1}, {variant}, {clients} clients" for clients in scale.clients}
+        with ExitStack() as stack:
+            running = None
+            if not all(key in journal for key in keys.values()):
+                running = stack.enter_context(engine(model, scale.scene, variant))
+            for clients, key in keys.items():
+                work = partial(closed_loop, running, clients, scale.turns * clients, scale.scene.tokens)
+                loop = journal.of(key, work, asdict, lambda kept: Loop(**kept))
+                loops.setdefault((variant, clients), []).append(loop)
+                console.log(f"{key}: {_step(variant, clients, [loop], scale.scene.tokens)}")
     outcome = judge([_step(*key, found, scale.scene.tokens) for key, found in loops.items()])
     outcome.samples = [
         {"variant": variant, "concurrency": clients, "round": number, "latency_s": latency_s}
@@ -84,8 +92,8 @@ def run(model: str, console: Console, *, quick: bool) -> Outcome:
     return outcome
 
 
-def closed_loop(running: OfflineEngine, clients: int, requests: int, tokens: int) -> Loop:
-    """`requests` requests of `tokens` generated tokens, `clients` of them at a time."""
+def closed_loop(running: Any, clients: int, requests: int, tokens: int) -> Loop:
+    """`requests` requests of `tokens` generated tokens on an OfflineEngine, `clients` of them at a time."""
     loop, started, sent = Loop(), dict[str, float](), 0
     before, began_s = running.snapshots.snapshot().preemptions_total, time.perf_counter()
     while sent < requests or running.busy:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from vtoken.bench import stepper
 from vtoken.bench.child import Child
 from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost, Stepper
+from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
 
 NATIVE = "native"
@@ -57,16 +59,20 @@ Round = dict[str, list[Cost]]
 """By engine, the cost of every interval of one prompt length."""
 
 
-def run(model: str, console: Console, *, quick: bool) -> Outcome:
+def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outcome:
     """Measure every prompt length."""
     scale = QUICK if quick else FULL
     found: dict[int, list[Round]] = {context: [] for context in scale.repeats}
+    journal.begin(sum(scale.repeats.values()))
     for start in range(max(scale.repeats.values())):
-        with _engines(model, scale, start) as engines:
-            for context, repeats in scale.repeats.items():
-                if start < repeats:
-                    found[context].append(_round(engines, scale, context))
-                    console.log(f"start {start + 1}, {context} tokens: {summary(found[context])}")
+        contexts = [context for context, repeats in scale.repeats.items() if start < repeats]
+        keys = {context: f"start {start + 1}, {context} tokens" for context in contexts}
+        with ExitStack() as stack:
+            kept = all(key in journal for key in keys.values())
+            engines = {} if kept else stack.enter_context(_engines(model, scale, start))
+            for context, key in keys.items():
+                found[context].append(journal.of(key, partial(_round, engines, scale, context), _encoded, _decoded))
+                console.log(f"{key}: {summary(found[context])}")
     values: dict[str, Any] = {str(context): summary(rounds) for context, rounds in found.items()}
     passed = holds(values)
     values |= {"block_size": stepper.BLOCK_SIZE, "batch": scale.batch}
@@ -85,6 +91,14 @@ def _rows(found: Mapping[int, Sequence[Round]]) -> list[dict[str, Any]]:
         for name, costs in measured.items()
         for index, cost in enumerate(costs)
     ]  # fmt: skip
+
+
+def _encoded(measured: Round) -> dict[str, list[dict[str, Any]]]:
+    return {name: [*map(asdict, costs)] for name, costs in measured.items()}
+
+
+def _decoded(kept: Mapping[str, list[dict[str, Any]]]) -> Round:
+    return {name: [Cost(**cost) for cost in costs] for name, costs in kept.items()}
 
 
 @contextmanager

@@ -13,8 +13,9 @@ snapshot; how full each block is, the worker is asked every FILL_STEPS.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from vtoken.core.config import VTokenConfig
 from vtoken.core.policies import policy_names
 from vtoken.core.telemetry import Snapshot
 from vtoken.engine.offline import OfflineEngine
+from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -85,22 +87,26 @@ def half_empty_share(worker: Any) -> float:
     return float(np.mean(live <= shard.block_size / 2))
 
 
-def run(model: str, console: Console, *, quick: bool) -> Outcome:
+def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outcome:
     """Every policy on every workload in every engine."""
     workloads = QUICK if quick else FULL
     policies = FEW if quick else tuple(name for name in policy_names() if name != "none")
     maker = RequestMaker.of_model(model, None)
     found: dict[str, Any] = {workload: {policy: {} for policy in policies} for workload in workloads}
     rows: list[dict[str, Any]] = []
+    journal.begin(len(VARIANTS) * len(workloads) * len(policies))
     for variant in VARIANTS:
-        with _engine(model, variant, workloads.values()) as engine:
-            for name, workload in workloads.items():
-                prompts = [maker.exact(index, workload.prompt) for index in range(workload.requests)]
-                for policy in policies:
-                    measured, watched = _measure(engine, prompts, workload, policy)
-                    found[name][policy][variant] = measured
-                    rows += _rows(name, policy, variant, watched)
-                    console.log(f"{name}, {policy}, {variant}: {measured}")
+        keys = {(name, policy): f"{name}, {policy}, {variant}" for name in workloads for policy in policies}
+        with ExitStack() as stack:
+            engine = None
+            if not all(key in journal for key in keys.values()):
+                engine = stack.enter_context(_engine(model, variant, workloads.values()))
+            for (name, policy), key in keys.items():
+                work = partial(_measure, engine, maker, workloads[name], policy)
+                measured, watched = journal.of(key, work, _encoded, _decoded)
+                found[name][policy][variant] = measured
+                rows += _rows(name, policy, variant, watched)
+                console.log(f"{key}: {measured}")
     outcome = judge(found, saving=not quick)
     outcome.samples = rows
     return outcome
@@ -120,13 +126,12 @@ def _engine(model: str, variant: str, workloads: Any) -> Iterator[OfflineEngine]
         engine.close()
 
 
-def _measure(
-    engine: OfflineEngine, prompts: Sequence[list[int]], workload: Workload, policy: str
-) -> tuple[dict[str, float], Watched]:
-    """One policy's run: its figures, and its samples."""
+def _measure(engine: Any, maker: RequestMaker, workload: Workload, policy: str) -> tuple[dict[str, float], Watched]:
+    """One policy's run on an OfflineEngine: its figures, and its samples."""
     before, watched = engine.snapshots.snapshot(), Watched()
     options = {"policy": policy, "keep_ratio": KEEP_RATIO, "interval_tokens": INTERVAL}
-    for prompt in prompts:
+    for index in range(workload.requests):
+        prompt = maker.exact(index, workload.prompt)
         engine.add(prompt, max_tokens=workload.tokens, ignore_eos=True, extra_args={"vtoken": options})
     step = 0
     while engine.busy:
@@ -138,6 +143,14 @@ def _measure(
                 # vLLM takes a function where it takes a name.
                 watched.half_empty.append(engine.worker(cast("str", half_empty_share)))
     return summary(watched, before, engine.settle()), watched
+
+
+def _encoded(run: tuple[dict[str, float], Watched]) -> dict[str, Any]:
+    return {"measured": run[0], "watched": asdict(run[1])}
+
+
+def _decoded(kept: Mapping[str, Any]) -> tuple[dict[str, float], Watched]:
+    return kept["measured"], Watched(**kept["watched"])
 
 
 def summary(watched: Watched, before: Snapshot, after: Snapshot) -> dict[str, float]:

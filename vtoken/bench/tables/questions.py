@@ -29,13 +29,13 @@ QUESTIONS = (
     Question("Q4", "how many fit? (Fig. 9, 10)", ("frontier",)),
     Question("Q5", "what does it cost? (Fig. 11)", ("idle", "scoring"), "48 clients; `forced_sync`"),
     Question("Q6", "sensitivity", ("simulate-sensitivity",), "the same on the engine, in time"),
-    Question("Q7", "prefix caching", ("frontier",), "**no command** for hit rate and reclaimed shared blocks by sharing"),
+    Question("Q7", "prefix caching", ("frontier",), "**no command** for hit rate and reclaimed shared blocks"),
     Question("Q8", "correctness", ("identity", "soak")),
     Question("Q9", "bookkeeping at scale", ("bookkeeping",)),
     Question("Q10", "busy device", (), "**no command**: copies beside a load are a question for a GPU"),
     Question("Q11", "quality", ("quality",)),
     Question("Q12", "crossover", ("speed",), "short outputs; standing aside by itself"),
-    Question("Q13", "fleet", ("simulate-check", "simulate-study", "pressure", "routing", "heartbeats"), "2 to 1,000 replicas"),
+    Question("Q13", "fleet", ("simulate-study", "simulate-check", "pressure", "routing", "heartbeats"), "other sizes"),
 )  # fmt: skip
 
 
