@@ -28,8 +28,8 @@ def test_changed_rows_are_written_over_the_engines_in_buffers_that_do_not_move(t
         table = torch.arange(12, dtype=torch.int32).view(3, 4) + 100 * step
         lengths = torch.tensor([50, 60, 70], dtype=torch.int32)
         mapping = torch.arange(1000, 1006)
-        changed = [ChangedRow(1, ints(9, 8, 7, 6, 5 + step), 33 + step, 1, ints(501, 502)),
-                   ChangedRow(2, ints(3), 5, 3, ints(77))]  # fmt: skip
+        changed = [ChangedRow(1, 3, ints(9, 8, 7, 6, 5 + step), 33 + step, 1, ints(501, 502)),
+                   ChangedRow(2, 0, ints(3), 5, 3, ints(77))]  # fmt: skip
         before = table.clone(), lengths.clone()
         blocks, tails = tables.refresh(table, lengths, mapping, changed)
         assert blocks[0, :4].tolist() == table[0].tolist()
@@ -53,10 +53,40 @@ def test_a_step_without_changed_rows_is_the_engines(tables):
 
 def test_what_has_no_room_is_refused(tables):
     table, lengths = torch.ones(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
-    with pytest.raises(BadSlots, match="7 blocks for tables of 4 rows and 6 blocks"):
-        tables.refresh(table, lengths, torch.arange(4), [ChangedRow(0, np.arange(7), 1, 0, ints(1))])
+    with pytest.raises(BadSlots, match="7 blocks with 1 tokens for tables of 4 rows, 6 blocks"):
+        tables.refresh(table, lengths, torch.arange(4), [ChangedRow(0, 0, np.arange(7), 1, 0, ints(1))])
     with pytest.raises(BadSlots, match="5 rows"):
         tables.refresh(torch.ones(5, 3, dtype=torch.int32), torch.ones(5, dtype=torch.int32), torch.arange(4), [])
+
+
+def test_only_what_is_new_travels_and_a_line_always_holds_its_rows_blocks(tables):
+    """Requests come, grow, lose blocks, are rebuilt, end, and leave their places to others; rows change places."""
+    rng, lists, sent = np.random.default_rng(3), {}, 0
+    for _ in range(200):
+        place = int(rng.integers(4))
+        old = lists.get(place, ints())
+        cut = int(rng.integers(len(old) + 1)) if rng.random() < 0.3 else len(old)
+        lists[place] = np.append(old[:cut], rng.integers(100, size=int(rng.integers(7 - max(cut, 1)))))
+        if not len(lists[place]):
+            lists[place] = ints(5)
+        order = rng.permutation(sorted(lists))
+        changed = [ChangedRow(i, int(one), lists[int(one)], 1, i, ints(i)) for i, one in enumerate(order)]
+        blocks, _ = tables.refresh(
+            torch.zeros(len(order), 6, dtype=torch.int32),
+            torch.ones(len(order), dtype=torch.int32),
+            torch.zeros(4, dtype=torch.int64),
+            changed,
+        )
+        for row in changed:
+            assert blocks[row.index, : len(row.blocks)].tolist() == row.blocks.tolist()
+        sent += sum(map(len, lists.values()))
+    assert tables.sent < sent / 3
+    before = tables.sent
+    grown = [ChangedRow(0, 0, np.append(lists[0][:5], 200), 1, 0, ints(0))]
+    tables.refresh(
+        torch.zeros(1, 6, dtype=torch.int32), torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), grown
+    )
+    assert tables.sent == before + 1
 
 
 def test_a_host_far_ahead_waits_instead_of_writing_over_what_is_not_read_yet():
@@ -65,7 +95,7 @@ def test_a_host_far_ahead_waits_instead_of_writing_over_what_is_not_read_yet():
     mapping = torch.zeros(1, dtype=torch.int64)
     table, lengths = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     for step in range(5):
-        tables.refresh(table, lengths, mapping, [ChangedRow(0, ints(step), step, 0, ints(step))])
+        tables.refresh(table, lengths, mapping, [ChangedRow(0, 0, ints(step), step, 0, ints(step))])
     assert tables.waits == 2
     seen = []
     while streams.ready_lanes():

@@ -86,7 +86,7 @@ class Reading(Bench):
         common = CommonAttentionMetadata(
             query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=lengths, num_reqs=2,
             num_actual_tokens=2 * tokens, max_query_len=tokens, max_seq_len=int(lengths.max()),
-            block_table_tensor=engines, slot_mapping=mapping,
+            block_table_tensor=engines, slot_mapping=mapping, req_idx=np.array([3, 1]),
         )  # fmt: skip
         session.attach(self.substrate)
         built = self.builder.build(0, common)

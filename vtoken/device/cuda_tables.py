@@ -3,9 +3,12 @@
 Every step starts from the engine's own tables, copied on the device; the lines of changed rows are then written over
 them, and their write slots into the engine's slot mapping, in place:
 
-    engine's block table [n, width]  --copy-->  blocks  [max_rows, max_blocks]   <-- physical blocks of changed rows
+    engine's block table [n, width]  --copy-->  blocks  [max_rows, max_blocks]   <-- lines of changed rows, from `held`
     engine's lengths     [n]         --copy-->  lengths [max_rows]               <-- physical tails
     engine's slot mapping [tokens]                                               <-- physical write slots
+
+`held` has a line for every request that the engine runs, and keeps it from step to step: only what is new in a row's
+blocks travels to the device, one number where a row has grown by a block, the rest of the line where it was rebuilt.
 
 `blocks` and `lengths` keep their addresses, so a captured graph replays with the step's contents. The engine's own
 lengths are not touched: others read them. Everything is enqueued; the host never waits for the device.
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vtoken.core.plan import NONE, Ints
+from vtoken.core.plan import Ints
 from vtoken.device.cuda_staging import HostRing
 from vtoken.device.cuda_streams import Lane, Streams
 from vtoken.device.errors import BadSlots
@@ -31,6 +34,7 @@ class ChangedRow:
 
     Attributes:
         index: in the batch.
+        place: the engine's number of the request, below `max_rows`, for as long as it runs.
         blocks: physical blocks, int64.
         length: physical tail, the step's tokens included.
         first_token: of the row in the batch.
@@ -38,6 +42,7 @@ class ChangedRow:
     """
 
     index: int
+    place: int
     blocks: Ints
     length: int
     first_token: int
@@ -50,14 +55,18 @@ class DeviceTables:
     Attributes:
         blocks: int32 [max_rows, max_blocks].
         lengths: int32 [max_rows].
+        sent: block numbers that travelled to the device.
     """
 
     def __init__(self, streams: Streams, max_rows: int, max_blocks: int, max_tokens: int) -> None:
         """Allocates everything."""
-        self._streams, self._max_blocks = streams, max_blocks
-        self._room = 2 * (max_rows * max_blocks + max_rows + max_tokens)
+        self._streams, self._max_blocks, self._max_tokens = streams, max_blocks, max_tokens
+        self._room = 2 * max_rows * max_blocks + 3 * max_rows + 2 * max_tokens
         self.blocks = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=streams.device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=streams.device)
+        self._held, self._picked = torch.zeros_like(self.blocks), torch.zeros_like(self.blocks)
+        self._known = np.full((max_rows, max_blocks), -1, np.int64)  # what is in `held`, once it is written
+        self.sent = 0
         self._numbers = torch.zeros(self._room, dtype=torch.int64, device=streams.device)
         self._hosts = HostRing(streams, self._room)
 
@@ -85,30 +94,41 @@ class DeviceTables:
             BadSlots: a row with more blocks, or a batch with more rows or tokens, than there is room for.
         """
         count, width = block_table.shape
-        parts = self._parts(changed)
-        most = max((len(row.blocks) for row in changed), default=0)
-        if count > len(self.lengths) or max(width, most) > self._max_blocks or sum(map(len, parts)) > self._room:
-            raise BadSlots(f"{count} rows of up to {max(width, most)} blocks for tables of {len(self.lengths)} rows "
-                           f"and {self._max_blocks} blocks.")  # fmt: skip
-        if changed:
-            host = self._hosts.next().numpy()
-            np.concatenate(parts, out=host[: sum(map(len, parts))])
-            self._hosts.send(self._numbers, sum(map(len, parts)))
+        most, tokens = (
+            max((len(row.blocks) for row in changed), default=0),
+            sum(len(row.write_slots) for row in changed),
+        )
+        if count > len(self.lengths) or max(width, most) > self._max_blocks or tokens > self._max_tokens:
+            raise BadSlots(
+                f"{count} rows of up to {max(width, most)} blocks with {tokens} tokens for tables of "
+                f"{len(self.lengths)} rows, {self._max_blocks} blocks and {self._max_tokens} tokens."
+            )
+        parts = self._parts(changed) if changed else []
         sizes = [len(part) for part in parts]
+        if changed:
+            np.concatenate(parts, out=self._hosts.next().numpy()[: sum(sizes)])
+            self._hosts.send(self._numbers, sum(sizes))
         self._streams.run(Lane.COMPUTE, lambda: self._write(block_table, lengths, slot_mapping, sizes))
         return self.blocks[:count], self.lengths[:count]
 
     def _parts(self, changed: Sequence[ChangedRow]) -> list[Ints]:
-        """Place and value of every number to write: in `blocks`, in `lengths`, in the slot mapping."""
-        if not changed:
-            return [NONE] * 6
-        blocks = [row.index * self._max_blocks + np.arange(len(row.blocks)) for row in changed]
+        """Places in `held` and what is new there; rows, their lines in `held`, their lengths; tokens, their slots."""
+        news = [self._news(row) for row in changed]
         tokens = [row.first_token + np.arange(len(row.write_slots)) for row in changed]
         return [
-            np.concatenate(blocks), np.concatenate([row.blocks for row in changed]),
-            np.array([row.index for row in changed]), np.array([row.length for row in changed]),
+            np.concatenate([places for places, _ in news]), np.concatenate([blocks for _, blocks in news]),
+            *np.array([(row.index, row.place, row.length) for row in changed], np.int64).T,
             np.concatenate(tokens), np.concatenate([row.write_slots for row in changed]),
         ]  # fmt: skip
+
+    def _news(self, row: ChangedRow) -> tuple[Ints, Ints]:
+        """Flat places in `held`, and blocks, from the first that is not there already."""
+        known = self._known[row.place, : len(row.blocks)]
+        differs = np.flatnonzero(known != row.blocks)
+        first = int(differs[0]) if len(differs) else len(known)
+        known[first:] = row.blocks[first:]
+        self.sent += len(known) - first
+        return row.place * self._max_blocks + np.arange(first, len(known)), row.blocks[first:]
 
     def _write(
         self, block_table: torch.Tensor, lengths: torch.Tensor, slot_mapping: torch.Tensor, sizes: list[int]
@@ -116,8 +136,10 @@ class DeviceTables:
         count, width = block_table.shape
         self.blocks[:count, :width].copy_(block_table)
         self.lengths[:count].copy_(lengths)
-        if sizes[2]:
-            numbers = self._numbers[: sum(sizes)].split(sizes)
-            self.blocks.view(-1).index_copy_(0, numbers[0], numbers[1].to(torch.int32))
-            self.lengths.index_copy_(0, numbers[2], numbers[3].to(torch.int32))
-            slot_mapping.index_copy_(0, numbers[4], numbers[5])
+        if not sizes:
+            return
+        places, news, rows, lines, tails, tokens, slots = self._numbers[: sum(sizes)].split(sizes)
+        self._held.view(-1).index_copy_(0, places, news.to(torch.int32))
+        self.blocks.index_copy_(0, rows, torch.index_select(self._held, 0, lines, out=self._picked[: len(rows)]))
+        self.lengths.index_copy_(0, rows, tails.to(torch.int32))
+        slot_mapping.index_copy_(0, tokens, slots)

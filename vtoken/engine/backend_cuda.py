@@ -97,8 +97,9 @@ class TablesBuilder:
         strict = [i for i, row in enumerate(rows) if everything or row.table.state is RowState.HOLEY]
         self.strict.fill(StrictRows.of(rows, starts, strict) if strict else NOTHING)
         blocks, lengths = self.tables.refresh(
-            common.block_table_tensor, common.seq_lens, common.slot_mapping, _changed(rows, starts, set(strict))
-        )
+            common.block_table_tensor, common.seq_lens, common.slot_mapping,
+            _changed(rows, starts, set(strict), common.req_idx),
+        )  # fmt: skip
         substrate.backend_waits = self.tables.waits + self.strict.waits
         ours = common.replace(block_table_tensor=blocks, seq_lens=lengths)
         # A batch of nobody is a warm-up: one line that sees nothing, so that no graph is captured around a compilation.
@@ -119,7 +120,7 @@ def _scorer() -> CudaScorer:
     return cast("CudaScorer", session.current().scorer)  # the GPU worker's
 
 
-def _changed(rows: list[Row], starts: np.ndarray, strict: set[int]) -> list[ChangedRow]:
+def _changed(rows: list[Row], starts: np.ndarray, strict: set[int], places: np.ndarray | None) -> list[ChangedRow]:
     """Rows that are not clean. One that the strict reader serves passes vLLM's kernel with its new tokens only:
     cheap, in bounds, and overwritten afterwards.
     """
@@ -130,7 +131,8 @@ def _changed(rows: list[Row], starts: np.ndarray, strict: set[int]) -> list[Chan
         first, tokens = int(starts[i]), int(starts[i + 1] - starts[i])
         assert row.write_slots is not None, "the step has placed this row's tokens"
         length = tokens if i in strict else row.table.tail
-        found.append(ChangedRow(i, row.table.blocks, length, first, row.write_slots))
+        assert places is not None, "rows have been named by these"
+        found.append(ChangedRow(i, int(places[i]), row.table.blocks, length, first, row.write_slots))
     return found
 
 
