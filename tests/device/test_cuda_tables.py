@@ -111,5 +111,8 @@ def test_lines_of_rows():
     buffers.fill(rows)
     assert (buffers.count, buffers.longest) == (3, 3)
     assert buffers.visible.tolist() == [3, 2, 3, 0]
+    for _ in range(9):  # more than there are buffers: nothing after nothing is not sent
+        buffers.fill(StrictRows(ints(), ints(0), np.empty((0, 2), np.int64)))
+    assert (buffers.count, buffers.visible.tolist(), buffers._hosts._buffers[-1][1].recorded) == (0, [0] * 4, 1)
     with pytest.raises(BadSlots, match="can't have"):
         lines_of(StrictRows(ints(1), ints(0, 1), np.array([[0, 2]])))

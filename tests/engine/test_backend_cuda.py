@@ -19,6 +19,7 @@ from vtoken.core.errors import UnsupportedError
 from vtoken.core.table import RowState
 from vtoken.device.event_model import SimulatedStreams, compute_first
 from vtoken.engine import backend_cuda, session
+from vtoken.engine.batch_order import OrderV2
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MOST, WIDTH, TOKENS = 12, 16, 130
@@ -36,6 +37,18 @@ def spec(size: int = SIZE):
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     return FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=16, dtype=torch.bfloat16)
+
+
+def nobody():
+    """What a runner says about four tokens of four requests that do not exist."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    starts = torch.arange(5, dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=torch.ones(4, dtype=torch.int32), num_reqs=4,
+        num_actual_tokens=4, max_query_len=1, max_seq_len=1, block_table_tensor=torch.zeros(4, 3, dtype=torch.int32),
+        slot_mapping=torch.full((4,), -1),
+    )  # fmt: skip
 
 
 def told(kind):
@@ -135,23 +148,70 @@ def test_every_row_reads_its_live_tokens_and_writes_its_own(builder, relocation,
 def test_a_captured_graph_launches_the_strict_reader_for_all_its_tokens_and_a_batch_of_nobody_reads_nothing(
     builder,
 ) -> None:
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
     bench = Bench(0, Relocation.EAGER)
     bench.substrate.batch.names = []
     session.attach(bench.substrate)
-    starts = torch.arange(5, dtype=torch.int32)
-    common = CommonAttentionMetadata(
-        query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=torch.ones(4, dtype=torch.int32), num_reqs=4,
-        num_actual_tokens=4, max_query_len=1, max_seq_len=1, block_table_tensor=torch.zeros(4, 3, dtype=torch.int32),
-        slot_mapping=torch.full((4,), -1),
-    )  # fmt: skip
+    common = nobody()
     built = builder.build_for_cudagraph_capture(common)
     assert (built.lines, built.observed) == (4, False)
     assert not built.strict.visible.any()
     assert built.block_table.data_ptr() == builder.tables.blocks.data_ptr()
     assert built.seq_lens.data_ptr() == builder.tables.lengths.data_ptr()
     assert builder.build(0, common).lines == 1, "a warm-up compiles the strict reader before a graph is captured"
+
+
+class RunnerV2:
+    """Builds metadata as vLLM's runner does: by its own function, over groups of its own making, nothing patched."""
+
+    def __init__(self, kind: str, config, substrate) -> None:
+        from vllm.v1.worker.utils import AttentionGroup
+
+        backend = getattr(importlib.import_module(f"vtoken.engine.backend_{kind}"), f"VToken{kind.title()}Backend")
+        self.group = AttentionGroup(backend, [], backend.customize_spec(spec()), 0)
+        self.group.create_metadata_builders(config, torch.device("cpu"), kernel_block_size=SIZE)
+        (self.builder,) = self.group.metadata_builders
+        self.group.layer_names = ["layers.0"]
+        table = SimpleNamespace(req_states=SimpleNamespace(index_to_req_id={3: "a", 1: "b", 0: "elsewhere"}))
+        self.order = substrate.batch = OrderV2(table)
+
+    def build(self, common_prefix_len, common, *, capture=False):
+        from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
+
+        if not capture:
+            self.order.expect(["b", "a"])
+        built = build_attn_metadata(
+            attn_groups=[[self.group]], num_reqs=common.num_reqs, num_tokens=common.num_actual_tokens,
+            query_start_loc_gpu=common.query_start_loc, query_start_loc_cpu=common.query_start_loc_cpu,
+            max_query_len=common.max_query_len, seq_lens=common.seq_lens, max_seq_len=common.max_seq_len,
+            block_tables=[common.block_table_tensor], slot_mappings=common.slot_mapping[None],
+            kv_cache_config=SimpleNamespace(kv_cache_groups=[None]), for_cudagraph_capture=capture,
+            req_idx=common.req_idx,
+        )  # fmt: skip
+        self.order.done()
+        return built["layers.0"]
+
+
+@pytest.mark.parametrize("kind", ["flash", "triton"])
+def test_the_same_through_runner_v2s_own_function_and_vllms_own_builders(kind, model_dir, monkeypatch) -> None:
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+
+    settings = {"block_size": SIZE, "max_model_len": MOST * SIZE, "max_num_seqs": 4, "max_num_batched_tokens": 192}
+    config = EngineArgs(model=str(model_dir), **settings).create_engine_config()
+    monkeypatch.setattr(backend_cuda, "CudaStreams", lambda device: SimulatedStreams(compute_first))
+    monkeypatch.setattr(session, "_session", session._Session())
+    bench = Reading(3, Relocation.EAGER)
+    bench.states = set()
+    with set_current_vllm_config(config):
+        bench.builder = RunnerV2(kind, config, bench.substrate)
+        captured = bench.builder
+        live_through(bench, steps=40)
+        session.attach(bench.substrate)
+        built = captured.build(0, nobody(), capture=True)
+    assert RowState.DENSE in bench.states
+    assert (type(built), built.lines) == (captured.builder.extended, 4)
+    assert built.block_table.data_ptr() == captured.builder.tables.blocks.data_ptr()
+    assert captured.builder.tables.blocks.shape == (4, WIDTH), "as wide as the runner pads its own"
 
 
 def test_blocks_that_the_kernel_would_split_are_refused(builder) -> None:

@@ -60,6 +60,8 @@ class DeviceRows:
                 f"{len(rows.slots)} slots and {lines.shape[1]} query tokens for the strict reader, whose buffers hold "
                 f"{self._sizes[3]} and {self._sizes[0]}."
             )
+        if not lines.shape[1] and not self.count:
+            return  # nothing, after nothing
         parts = [part.numpy() for part in self._hosts.next().split(self._sizes)]
         parts[2].fill(0)
         for part, line in zip(parts, (*lines, rows.slots), strict=True):
