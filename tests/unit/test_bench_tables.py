@@ -11,6 +11,7 @@ import pytest
 
 from vtoken.bench.command import BENCHMARKS
 from vtoken.bench.tables import PAGES, TABLES, cells
+from vtoken.bench.tables.findings import FOUND
 from vtoken.bench.tables.overview import LINES
 from vtoken.bench.tables.questions import QUESTIONS
 from vtoken.cli import main
@@ -179,3 +180,37 @@ def test_pressure_is_shown_by_rule() -> None:
     values = {"under_pressure": rules, "without_pressure": {"room": one}, "gain_over_best": 1.2}
     assert "| memory ample | `room` | 1.500 | 3 | 0 |" in made_of("pressure", "pressure", values)
     assert "1.20 x the best simple rule; 3 preemptions beside 9; - without" in made_of("pressure", "overview", values)
+
+
+def test_every_line_of_the_overview_has_its_phrase() -> None:
+    assert {line.id for line in LINES} == FOUND.keys()
+
+
+def test_waste_is_shown_by_policy_and_variant() -> None:
+    one = {
+        "waste": 0.5, "half_empty_share": 0.6, "blocks_per_request": 20.0, "moves_per_freed_block": 0.0,
+    }  # fmt: skip
+    eager = {**one, "waste": 0.04, "half_empty_share": 0.1, "blocks_per_request": 11.0, "moves_per_freed_block": 9.5}
+    values = {"generation": {"random": {"naive": one, "lazy": one, "eager": eager}}, "failures": ["x"]}
+    row = "| generation | `random` | 0.500 | 0.500 | 0.040 | 60 % | 10 % | 20.0 | 20.0 | 11.0 | -45.0 % | 0.0 | 9.5 |"
+    assert row in made_of("waste", "waste", values).splitlines()
+    phrase = "F 0.50 naive, 60 % of blocks at most half full; 0.04 eager; blocks -45.0 %"
+    assert phrase in made_of("waste", "overview", values)
+
+
+def test_a_service_level_is_shown_by_clients() -> None:
+    step = {"variant": "eager", "concurrency": 8, "tokens_per_s": 150.0, "p50_s": 9.0, "p95_s": 10.0, "preemptions": 0}
+    values = {"level_s": 10.5, "over_naive": {"naive": 1.0, "eager": 1.5}, "sweep": [step, {**step, "p95_s": 11.0}]}
+    made = made_of("sla", "sla", values)
+    assert "| eager | 8 | 150 | 9.00 | 10.00 | yes | 0 |" in made
+    assert "| eager | 8 | 150 | 9.00 | 11.00 | no | 0 |" in made
+    assert "over naive: naive 1.00 x, eager 1.50 x, within 10.50 s" in made_of("sla", "overview", values)
+
+
+def test_prefix_caching_is_shown_by_sharing() -> None:
+    naive = {"hit_rate": 0.5, "late_hit_rate": 0.25, "blocks": 200.0, "shared_blocks": 40.0}
+    values = {"4": {"naive": naive, "eager": {**naive, "blocks": 150.0, "late_hit_rate": 0.245, "shared_blocks": 30.5}}}
+    row = "| 4 | 50.0 % | 50.0 % | 25.0 % | 24.5 % | 200 | 150 | -25.0 % | 40.0 | 30.5 |"
+    assert row in made_of("prefix", "prefix", values).splitlines()
+    phrase = "hit rates up to 0.50 points apart; blocks -25.0 %; up to 9.5 shared blocks fewer"
+    assert phrase in made_of("prefix", "overview", values)

@@ -87,6 +87,9 @@ BENCHMARKS = {
         "Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity, ("data",)
     ),
     "idle": Benchmark("Q5: what an engine pays for vToken while nothing is evicted", _resumable("idle")),
+    "prefix": Benchmark(
+        "Q7: hits and blocks of requests with a common beginning, naive and eager", _resumable("prefix")
+    ),
     "pressure": Benchmark(
         "Q13: routing by room against simple rules, on two real replicas short of memory", _of("pressure")
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vtoken.bench.report.figure import Figure, Inputs, Row
 from vtoken.bench.tables.cells import MISSING, bar, command_of
-from vtoken.bench.tables.overview import LINES
+from vtoken.bench.tables.overview import LINES, Line
 from vtoken.results.files import Result, Source
 
 STYLE = """
@@ -146,16 +146,17 @@ def _repeated(inputs: Inputs, repeated: Inputs | None) -> Iterable[str]:
     yield "<h2>Repeated on this machine, in short</h2>"
     yield "<p>Shorter runs say less than those above: that the commands work here, and in which direction.</p>"
     rows = [
-        [line.question, *(_found(line.id, one.results, line.found) for one in (inputs, repeated))]
+        [line.question, *(_found(line, one.results) for one in (inputs, repeated))]
         for line in LINES if line.id in repeated.results
     ]  # fmt: skip
     yield _html(["question", "result file", "here"], rows)
 
 
-def _found(name: str, results: Mapping[str, Result], found: object) -> str:
-    if name not in results or not callable(found):
+def _found(line: Line, results: Mapping[str, Result]) -> str:
+    if line.id not in results:
         return MISSING
-    return f"{found(results[name].values)}: {bar(results[name])}".replace("**", "").replace("`", "")
+    result = results[line.id]
+    return f"{line.found(result.values)}: {bar(result)}".replace("**", "").replace("`", "")
 
 
 def _runs(inputs: Inputs) -> Iterable[str]:

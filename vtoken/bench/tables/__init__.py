@@ -18,6 +18,7 @@ TABLES: Mapping[str, Table] = {
     "capacity": engines.capacity,
     "waste": engines.waste,
     "sla": engines.sla,
+    "prefix": engines.prefix,
     "identity": engines.identity,
     "choices": engines.choices,
     "soak": engines.soak,

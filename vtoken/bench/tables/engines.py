@@ -89,6 +89,28 @@ def sla(results: Results) -> str:
     return table_of(results, "sla", head, rows)
 
 
+# ---- prefix caching -------------------------------------------------------------------------------------------------
+
+
+def prefix(results: Results) -> str:
+    """Q7, by how many share a beginning."""
+    rows = [
+        [
+            sharing, *(percent(runs[variant]["hit_rate"]) for variant in ("naive", "eager")),
+            *(percent(runs[variant]["late_hit_rate"]) for variant in ("naive", "eager")),
+            *(number(runs[variant]["blocks"], 1) for variant in ("naive", "eager")),
+            percent(runs["eager"]["blocks"] / runs["naive"]["blocks"] - 1),
+            *(number(runs[variant]["shared_blocks"], 1) for variant in ("naive", "eager")),
+        ]
+        for sharing, runs in _scenes(values_of(results, "prefix"))
+    ]  # fmt: skip
+    head = [
+        "requests per beginning", "hit rate: naive", "eager", "of late ones: naive", "eager", "blocks in use: naive",
+        "eager", "change", "shared blocks: naive", "eager",
+    ]  # fmt: skip
+    return table_of(results, "prefix", head, rows)
+
+
 # ---- identity -------------------------------------------------------------------------------------------------------
 
 IDENTITY = [

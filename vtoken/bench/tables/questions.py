@@ -29,7 +29,7 @@ QUESTIONS = (
     Question("Q4", "how many fit? (Fig. 9, 10)", ("frontier",)),
     Question("Q5", "what does it cost? (Fig. 11)", ("idle", "scoring"), "48 clients; `forced_sync`"),
     Question("Q6", "sensitivity", ("simulate-sensitivity",), "the same on the engine, in time"),
-    Question("Q7", "prefix caching", ("frontier",), "**no command** for hit rate and reclaimed shared blocks"),
+    Question("Q7", "prefix caching", ("prefix", "frontier"), "one policy, `random`"),
     Question("Q8", "correctness", ("identity", "soak")),
     Question("Q9", "bookkeeping at scale", ("bookkeeping",)),
     Question("Q10", "busy device", (), "**no command**: copies beside a load are a question for a GPU"),
