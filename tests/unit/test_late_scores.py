@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vtoken.core.config import PolicyOptions, VTokenConfig
+from vtoken.core.policies import load_policy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.core.scores import KeyScores, Observation
 from vtoken.core.shard import Shard
@@ -22,6 +23,7 @@ class LateScores:
     def __init__(self, delay: int) -> None:
         self.delay, self.fresh, self.deciding = delay, 0, False
         self.asked: list[tuple[int, Observation]] = []
+        self.forgotten: list[str] = []
 
     def overdue(self, request_id: str) -> bool:
         return self.fresh >= WINDOW
@@ -49,11 +51,12 @@ class LateScores:
     def forget(self, request_id: str) -> None:
         self.asked.clear()
         self.deciding = False
+        self.forgotten.append(request_id)
 
 
-def live_by_total(delay: int, pauses: frozenset[int] = frozenset()) -> dict[int, int]:
+def live_by_total(delay: int, pauses: frozenset[int] = frozenset(), scores: LateScores | None = None) -> dict[int, int]:
     """Total tokens at the start of each decode step -> live tokens after its decisions; in a pause others run."""
-    scores = LateScores(delay)
+    scores = scores or LateScores(delay)
     shard = Shard(VTokenConfig(variant="naive"), 16, scores=scores)
     found, total = {}, 0
     while total < 40:
@@ -83,3 +86,16 @@ def test_each_decision_comes_so_many_steps_later_and_none_is_lost(delay: int) ->
 
 def test_steps_of_others_do_not_count() -> None:
     assert live_by_total(2, frozenset({14, 15, 21})) == live_by_total(2)
+
+
+def test_a_policy_that_fails_gives_the_room_of_its_scores_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for scores is bounded where graphs are captured around it: a request may not keep it for nothing."""
+
+    def fails(view) -> None:
+        raise RuntimeError("a third party's")
+
+    scores = LateScores(1)
+    monkeypatch.setattr(load_policy("h2o"), "select", fails, raising=False)
+    found = live_by_total(1, scores=scores)
+    assert scores.forgotten == ["a"]
+    assert set(found) == {*found.values()}, "it keeps all its tokens"

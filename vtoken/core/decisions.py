@@ -58,7 +58,7 @@ class Decisions:
         row.needs = needs_of(load_policy(row.forgetting.options.policy))
 
     def end(self, row: Row) -> None:
-        """It has lost its blocks."""
+        """It has lost its blocks, or its policy."""
         if self.scores is not None:
             self.scores.forget(row.request_id)
 
@@ -131,6 +131,7 @@ class Decisions:
         options = row.forgetting.options
         row.forgetting.options = replace(options, policy="streaming_llm") if options.between_chunks else PolicyOptions()
         row.needs = Needs.NOTHING
+        self.end(row)  # nobody asks for its scores any more: their room is another request's
         self.counters.policy_failures_total += 1
         self.last_policy_failure = f"{type(error).__name__}: {error}"
         self.reclamation.record(row, Event.FAIL, reason=self.last_policy_failure)
