@@ -63,31 +63,41 @@ READER = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "dim", "capped"), [("bf16", 128, False), ("bf16", 128, True), ("fp16", 64, False), ("fp32", 64, False)]
-)
-def test_the_reader_fits_and_uses_tensor_cores(kind, dim, capped):
+    ("kind", "dim", "capped", "ones"),
+    [
+        ("bf16", 128, False, {}), ("bf16", 128, True, {}), ("fp16", 64, False, {}), ("fp32", 64, False, {}),
+        ("bf16", 128, False, {"group": 1}),
+    ],
+)  # fmt: skip
+def test_the_reader_fits_and_uses_tensor_cores(kind, dim, capped, ones):
     from vtoken.device.triton_reader import TILE, _attend
 
     compute = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[kind]
     types = {**READER, "query": f"*{kind}", "cache": f"*{kind}", "out": f"*{kind}"}
-    ptx, shared = compiled(_attend, types, group_tile=16, dim_tile=dim, tile=TILE, capped=capped,
+    ptx, shared = compiled(_attend, types, **ones, group_tile=16, dim_tile=dim, tile=TILE, capped=capped,
                            compute=getattr(triton_lang.tl, compute))  # fmt: skip
     assert shared <= SHARED_BYTES
     if kind != "fp32":
         assert re.search(r"(?:w?g?mma)\S*\.(?:m16n8k16|m64n)", ptx), "no tensor cores"
 
 
+SCORER = {
+    **dict.fromkeys(("query_ids", "slots", "ids"), "*i64"), **dict.fromkeys(("sums", "mass", "last"), "*fp32"),
+    **dict.fromkeys(("query", "cache"), "*bf16"), **dict.fromkeys(("scale", "weight"), "fp32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ones", [{}, {"group": 1, "kv_heads": 1}], ids=["grouped heads", "an argument of 1 is a constant"]
+)
 @pytest.mark.parametrize("kernel", ["_sums", "_mass"])
-def test_the_scorer_fits_and_uses_tensor_cores(kernel):
+def test_the_scorer_fits_and_uses_tensor_cores(kernel, ones):
     from vtoken.device import triton_mass
 
-    types = {
-        **dict.fromkeys(("query_ids", "slots", "ids"), "*i64"), **dict.fromkeys(("sums", "mass", "last"), "*fp32"),
-        **dict.fromkeys(("query", "cache"), "*bf16"), **dict.fromkeys(("scale", "weight"), "fp32"),
-    }  # fmt: skip
     function = getattr(triton_mass, kernel)
-    types = {name: types.get(name, "i32") for name in function.arg_names}
-    ptx, shared = compiled(function, types, dim_tile=128, rows=triton_mass.ROWS, tile=triton_mass.KEYS,
+    types = {name: SCORER.get(name, "i32") for name in function.arg_names}
+    constants = {name: value for name, value in ones.items() if name in types}
+    ptx, shared = compiled(function, types, **constants, dim_tile=128, rows=triton_mass.ROWS, tile=triton_mass.KEYS,
                            compute=triton_lang.tl.bfloat16)  # fmt: skip
     assert shared <= SHARED_BYTES
     assert re.search(r"(?:w?g?mma)\S*\.(?:m16n8k16|m64n)", ptx), "no tensor cores"
