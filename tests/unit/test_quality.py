@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from itertools import combinations, pairwise
@@ -12,14 +13,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from vtoken.bench import quality, quality_report
-from vtoken.bench.quality import MIDDLE, Measurement, Results, ordering_as_published, outcome, unmonotone
+from vtoken.bench import quality, quality_measurement, quality_report
+from vtoken.bench.quality import ordering_as_published, outcome, unmonotone
 from vtoken.bench.quality_engine import FULL_CACHE, Case
+from vtoken.bench.quality_measurement import MIDDLE, Measurement, Results
 from vtoken.bench.quality_reasons import LOOKING, Changed, Experiments
 from vtoken.bench.quality_scores import Likeness, Perplexity, falls, longest_common, perplexity, rouge_l
 from vtoken.bench.quality_texts import CHUNK_TOKENS, QUESTION, Needle, Texts
 from vtoken.core.config import PolicyOptions
 from vtoken.core.errors import ConfigError
+from vtoken.results.journal import Journal
 
 BOOK = " ".join(f"Word{number} was here. " for number in range(9000))
 
@@ -237,13 +240,98 @@ def probe(shift: float = 0.0, *, tokens: tuple[int, ...] = (1, 2), evicted: int 
 def test_placements_must_agree_exactly_and_differ_in_moves(
     naive: dict, strict: dict, auto: dict, fault: str | None
 ) -> None:
-    measured = Measurement(TEXTS, quality.QUICK, Console(quiet=True))
+    measured = measurement()
     measured.compare(naive, strict, auto)
     if fault is None:
         assert measured.results.faults == []
         assert measured.results.identity["log_probs"] == 10
     else:
         assert [bool(re.search(fault, found)) for found in measured.results.faults] == [True]
+
+
+class Answers(FakeEngine):
+    """An engine that can be asked for everything; counts how often it is."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.kept = 1.0
+
+    def recall(self, needles: list[Needle], case: Case) -> list[bool]:
+        self.asked.append(f"recall {case}")
+        return super().recall(needles, case)
+
+    def surprises(self, texts: list[list[int]], case: Case) -> list[np.ndarray]:
+        self.asked.append(f"surprises {case}")
+        self.kept = case.ratio
+        return [np.full(200, 3.0 - case.ratio) for _ in texts]
+
+    def chat(self, prompts: list[list[int]], case: Case, tokens: int) -> list[str]:
+        self.asked.append(f"chat {case}")
+        self.kept = case.ratio
+        return ["a b c" if case == FULL_CACHE else "a b"] * len(prompts)
+
+
+def measurement(path: Path | None = None) -> Measurement:
+    console = Console(quiet=True)
+    return Measurement(TEXTS, quality.QUICK, console, Journal(path, {}, console))
+
+
+def everything(measured: Measurement, engine: Answers) -> Results:
+    for measure in (measured.perplexities, measured.recalls, measured.rouges):
+        measure(lambda: engine)  # type: ignore[arg-type, return-value]
+    return measured.results
+
+
+def test_an_interrupted_measurement_asks_only_for_what_is_missing(tmp_path: Path) -> None:
+    whole, first, second = Answers(), Answers(), Answers()
+    expected = everything(measurement(), whole)
+    path = tmp_path / "quality.partial.jsonl"
+    measurement(path).perplexities(lambda: first)  # type: ignore[arg-type, return-value]
+    assert everything(measurement(path), second) == expected
+    assert not [question for question in second.asked if question.startswith("surprises")]
+    assert sorted(first.asked + second.asked) == sorted(whole.asked)
+    third = Answers()
+    assert everything(measurement(path), third) == expected
+    assert third.asked == []
+
+
+def test_what_was_kept_is_that_of_the_case_also_where_the_full_cache_is_asked_once_more(tmp_path: Path) -> None:
+    path, engine = tmp_path / "quality.partial.jsonl", Answers()
+    measured = measurement(path)
+    measured.perplexities(lambda: engine)  # type: ignore[arg-type, return-value]
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:2]) + "\n")
+    again = measurement(path)
+    again.perplexities(lambda: engine)  # type: ignore[arg-type, return-value]
+    assert again.results.perplexity == measured.results.perplexity
+    found = again.results.perplexity[quality.QUICK.text_tokens]
+    assert {case.ratio: one.kept for case, one in found.items()} == {1.0: 1.0, 0.7: 0.7, 0.3: 0.3}
+
+
+def test_there_are_as_many_pieces_as_are_done(tmp_path: Path) -> None:
+    path = tmp_path / "quality.partial.jsonl"
+    measured = measurement(path)
+    everything(measured, Answers())
+    probes = 3
+    assert len(path.read_text().splitlines()) - 1 == measured.pieces - probes
+
+
+def test_probes_survive_exactly() -> None:
+    kept = quality_measurement._decoded(json.loads(json.dumps(quality_measurement._encoded(probe(1e-13)))))
+    assert np.array_equal(kept["read"]["random"][0], probe(1e-13)["read"]["random"][0])
+    assert kept["read"]["random"][1] == (1, 2)
+    assert (kept["evicted"], kept["moves"]) == (9, 5)
+
+
+def test_reasons_survive(tmp_path: Path) -> None:
+    path = tmp_path / "quality.partial.jsonl"
+    first, again = measurement(path), measurement(path)
+    first.reasons_by_layers(FakeEngine)  # type: ignore[arg-type]
+    restored = measurement(path)
+    restored.reasons_by_layers(lambda: pytest.fail("done before"))
+    assert restored.results.reasons == first.results.reasons
+    assert restored.results.reasons.layers_needles["h2o"] == 3
+    assert again.results.reasons != first.results.reasons
 
 
 # ---- report ---------------------------------------------------------------------------------------------------------

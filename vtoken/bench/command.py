@@ -57,10 +57,10 @@ def _identity(arguments: argparse.Namespace, console: Console, _: Journal) -> Ou
     return identity.run(arguments.model, console, arguments.quick, arguments.data)
 
 
-def _quality(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
+def _quality(arguments: argparse.Namespace, console: Console, journal: Journal) -> Outcome:
     from vtoken.bench import quality
 
-    return quality.run(arguments.model, console, arguments.quick, arguments.data)
+    return quality.run(arguments.model, console, journal, arguments.quick, arguments.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,8 @@ def _journal(arguments: argparse.Namespace, console: Console) -> Journal:
     """In the directory of the result file, if there is one; commits in between do not count, versions do."""
     out = last_line.directory(arguments)  # a wrong one is refused now, not after an hour
     installed = {name: version for name, version in versions().items() if name != "commit"}
-    header = {"name": arguments.name, "quick": arguments.quick, "model": Path(arguments.model).name}
+    data = Path(getattr(arguments, "data", None) or "").name
+    header = {"name": arguments.name, "quick": arguments.quick, "model": Path(arguments.model).name, "data": data}
     path = None if out is None else out / f"{arguments.name}.partial.jsonl"
     return Journal(path, {**header, "machine": machine(), "versions": installed}, console)
 
