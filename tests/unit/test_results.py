@@ -186,6 +186,18 @@ def test_a_saved_last_line_becomes_a_result_file(tmp_path: Path, capsys: pytest.
     assert "commit" not in found.versions
 
 
+def test_a_drill_of_before_keeps_its_name_and_samples_come_along(tmp_path: Path) -> None:
+    log, samples = tmp_path / "drill.log", tmp_path / "samples.csv"
+    log.write_text('{"drill": "lag", "pass": true, "values": {"mean_share": 0.9}}\n')
+    samples.write_text("a,b\n1,2\n")
+    assert main(["bench", "record", str(log), "--samples", str(samples), "--out", str(tmp_path)]) == 0
+    found = files.read(tmp_path)["drill-lag"]
+    assert (found.passed, found.values, found.command) == (True, {"mean_share": 0.9}, "vtoken drill lag")
+    assert files.read_csv(tmp_path / "drill-lag.csv") == [{"a": "1", "b": "2"}]
+    for words in ([str(log), str(log), "--samples", str(samples)], [str(log), "--samples", "none.csv"]):
+        assert main(["bench", "record", *words, "--out", str(tmp_path)]) == 2
+
+
 @pytest.mark.parametrize("text", ["", "no line\n", '{"id": "x", "pass": true}\n', "{broken\n", "[1]\n"])
 def test_a_file_without_a_last_line_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.log").write_text(text)
