@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 
 from vtoken.core.config import PolicyOptions, Relocation, VTokenConfig
 from vtoken.core.history import Event
-from vtoken.core.occupancy import occupancy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.core.table import RowState
 from vtoken.core.telemetry import Phase
@@ -21,7 +21,7 @@ from vtoken.core.wire import Grant, RequestGrant
 from vtoken.device.copy_engine import Slots, Ticket, TicketState
 from vtoken.device.cpu_copy import CpuCopyEngine
 from vtoken.device.errors import CopyFailed
-from vtoken.engine.substrate import Substrate
+from vtoken.engine.substrate import STATISTICS_SECONDS, Substrate
 
 SIZE, BLOCKS = 16, 24
 RESERVE = (20, 21, 22, 23)
@@ -110,7 +110,7 @@ class Bench:
         return self.substrate.rows_of(["a"])[0]
 
     def statistics(self) -> dict:
-        return {**self.substrate.statistics(), **occupancy(self.substrate.shard.rows.values(), SIZE)}
+        return self.substrate.statistics()
 
 
 @pytest.fixture(params=[Relocation.EAGER, Relocation.LAZY])
@@ -291,6 +291,21 @@ def test_details_tell_what_waited_what_was_checked_and_where_the_time_went(lazy:
     phases = details["substrate_phase_seconds_total"]
     assert set(phases) == set(Phase)
     assert sum(phases.values()) == pytest.approx(found["substrate_seconds_total"])
+
+
+def test_a_busy_engine_does_not_say_its_numbers_in_every_step(lazy: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    lazy.copies.go.set()
+    lazy.step(64)
+    assert lazy.substrate.due_statistics()["tokens_registered_total"] == 64
+    lazy.step(1)
+    now_s += 0.9 * STATISTICS_SECONDS
+    assert lazy.substrate.due_statistics() == {}
+    now_s += 0.2 * STATISTICS_SECONDS
+    assert lazy.substrate.due_statistics()["tokens_registered_total"] == 65
+    lazy.step(0, ended=("a",))
+    assert lazy.substrate.due_statistics()["tracked_requests"] == 0, "the last step for now is not kept back"
 
 
 def test_a_busy_engine_says_details_seldom_and_what_it_says_can_be_carried(lazy: Bench) -> None:

@@ -111,7 +111,7 @@ class VTokenConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         if self._scheduler is not None:
             return VTokenStats(data=self._scheduler.block_counts())
-        return VTokenStats(data=session.current().statistics())
+        return VTokenStats(data=session.current().due_statistics())
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.vtoken")
 
-OCCUPANCY_SECONDS = 0.05
-"""Occupancy sums over all tables are refreshed at most this often while the engine is busy."""
+STATISTICS_SECONDS = 0.05
+"""A busy engine says this often what its worker counts: heartbeats are rarer, and no step is too short for it."""
 
 DETAIL_SECONDS = 0.5
 """Details are refreshed at most this often: they are looked at every two seconds."""
@@ -85,8 +85,7 @@ class Substrate:
         self._tally = Tally()
         self.backend_waits = 0
         self._unchecked = 0.0  # plans since the last check, as a share of one
-        self._occupancy: dict[str, Any] = {}
-        self._occupancy_at = self._details_at = float("-inf")
+        self._told_at = self._details_at = float("-inf")
         self._quiet = False
 
     def bind_caches(self, caches: Mapping[str, torch.Tensor]) -> None:
@@ -233,16 +232,21 @@ class Substrate:
 
     # ---- telemetry and tests ---------------------------------------------------------------------
 
+    def due_statistics(self) -> dict[str, Any]:
+        """`statistics` when it is time for them, or a step may be the last for long; else nothing."""
+        now_s = time.monotonic()
+        if not self._quiet and now_s - self._told_at < STATISTICS_SECONDS:
+            return {}
+        self._told_at = now_s
+        return self.statistics()
+
     def statistics(self) -> dict[str, Any]:
         """Snapshot fields that only the worker knows."""
-        now = time.monotonic()
-        if self._quiet or now - self._occupancy_at >= OCCUPANCY_SECONDS:
-            self._occupancy, self._occupancy_at = occupancy(self.shard.rows.values(), self.shard.block_size), now
         return {
-            **self._occupancy,
+            **occupancy(self.shard.rows.values(), self.shard.block_size),
             **self._tally.fields(self.shard, self.copies),
             "score_bytes": self.scorer.bytes,
-            **self._due_details(now),
+            **self._due_details(time.monotonic()),
         }
 
     def _due_details(self, now_s: float) -> dict[str, Details]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
+from vtoken.core.rows import Counters
 from vtoken.core.shard import Shard
 from vtoken.core.telemetry import Details, Phase
 from vtoken.device.copy_engine import CopyEngine
+
+_COUNTED = tuple(field.name for field in fields(Counters))  # not asdict: it copies each number with care
 
 
 class Tally:
@@ -47,7 +50,7 @@ class Tally:
         """Fields of Snapshot."""
         counted = copies.counters()
         return {
-            **asdict(shard.counters),
+            **{name: getattr(shard.counters, name) for name in _COUNTED},
             "degraded": int(bool(shard.degraded)),
             "steps_total": self.steps,
             "moved_bytes_total": counted.bytes,
