@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 from html import unescape
 from pathlib import Path
 
@@ -100,15 +101,29 @@ def test_a_missed_bar_is_said_with_what_was_found_and_where_it_was_measured(tmp_
         assert words in section
 
 
-def test_pictures_are_inside_the_page(tmp_path: Path) -> None:
+def everything(directory: Path) -> Path:
+    """Committed results, and made-up ones of what is not committed."""
+    shutil.copytree(COMMITTED, directory)
+    one = {"waste": 0.5, "half_empty_share": 0.6, "blocks_per_request": 20.0, "moves_per_freed_block": 0.0}
+    policies = {name: dict.fromkeys(("naive", "lazy", "eager"), one) for name in ("random", "h2o")}
+    sweep = [
+        {"variant": variant, "concurrency": count, "tokens_per_s": 10.0 * count, "p95_s": 1.0 * count}
+        for variant in ("naive", "eager") for count in (4, 8)
+    ]  # fmt: skip
+    files.write(directory, idle(id="waste", values={"generation": policies, "long prompts": policies}))
+    files.write(directory, idle(id="sla", values={"level_s": 8.0, "over_naive": {"eager": 1.5}, "sweep": sweep}))
+    return directory
+
+
+def test_every_figure_can_be_drawn_and_is_inside_the_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    page = written(tmp_path)
-    drawn = [figure for figure in FIGURES if figure.rows(Inputs.of(COMMITTED))]
-    assert drawn
-    assert page.count("data:image/png;base64,") == len(drawn)
-    for figure in drawn:
-        assert (tmp_path / f"{figure.key}.png").stat().st_size > 1000
-        assert (tmp_path / f"{figure.key}.csv").is_file()
+    results = everything(tmp_path / "results")
+    page = written(tmp_path / "out", results=results)
+    assert page.count("data:image/png;base64,") == len(FIGURES)
+    assert "No data yet" not in page
+    for figure in FIGURES:
+        assert (tmp_path / "out" / f"{figure.key}.png").stat().st_size > 1000
+        assert len(files.read_csv(tmp_path / "out" / f"{figure.key}.csv")) == len(figure.rows(Inputs.of(results)))
 
 
 def test_a_repetition_fills_gaps_and_never_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
