@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from vtoken.bench.tables.overview import LINES
 from vtoken.bench.tables.questions import QUESTIONS
 from vtoken.cli import main
 from vtoken.core.errors import ConfigError
+from vtoken.demo.comparison import Measured
+from vtoken.demo.summary import outcome
 from vtoken.results import files
 from vtoken.results.files import Result
 from vtoken.results.pages import BLOCK, filled, markdown
@@ -162,7 +164,9 @@ def test_a_soak_is_summed_up_over_its_modes() -> None:
     )  # fmt: skip
     values = {"eager": mode | {"rss_growth_mib": 1.25}, "lazy": mode | {"rss_growth_mib": 0.0}, "minutes": 30.0}
     assert "| growth of memory, MiB | 1.2 | 0.0 |" in made_of("soak", "soak", values)
-    assert "30 minutes, 3,000 requests, 3,000 moves compared, 0 faults | holds |" in made_of("soak", "overview", values)
+    assert "30 minutes, 3,000 requests, 3,000 plans of moves compared, 0 faults | holds |" in made_of(
+        "soak", "overview", values
+    )
     wrong = {**values, "lazy": values["lazy"] | {"leaked_blocks": 2}}
     assert "2 faults | **does not hold** |" in made_of("soak", "overview", wrong, passed=False)
 
@@ -184,6 +188,24 @@ def test_pressure_is_shown_by_rule() -> None:
 
 def test_every_line_of_the_overview_has_its_phrase() -> None:
     assert {line.id for line in LINES} == FOUND.keys()
+
+
+def test_the_readme_is_made_of_what_the_demo_keeps() -> None:
+    naive = Measured(["a"], 100.0, peak_blocks=200, blocks_per_request=12.5, waste=0.4, tokens_evicted=1000)
+    moved = replace(naive, peak_blocks=90, waste=0.07, tokens_moved=700, blocks_released=60, tokens_per_s=95.0)
+    measured = {"naive": asdict(naive), "vtoken-strict": asdict(moved), "vtoken": asdict(moved)}
+    kept = outcome({"outputs_identical": 1, "outputs_compared": 1}, measured, ["a bar"])
+    assert not kept.passed
+    assert "texts" not in kept.values["compared"]["naive"]
+    made = made_of("demo", "readme", kept.values)
+    for cells in (
+        "| 200 | 90 (0.45 x) |",
+        "| 0.400 | 0.070 |",
+        "| 0 | 700 (of 1,000 evicted) |",
+        "1 of 1",
+        "| 1 | 0.95; ",
+    ):
+        assert cells in made
 
 
 def test_waste_is_shown_by_policy_and_variant() -> None:

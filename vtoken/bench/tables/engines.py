@@ -170,7 +170,7 @@ CHOSEN = ("forgotten", "by_our_scores")
 SOAK = {
     "engine steps": "steps", "requests": "requests", "aborted": "aborted", "preemptions": "preemptions",
     "tokens evicted": "evicted", "tokens moved": "moves", "blocks released while decoding": "blocks_released",
-    "moves compared byte by byte": "checks", "of them different": "failures",
+    "plans compared byte by byte": "checks", "of them different": "failures",
     "outputs compared with the same request alone": "probes_compared", "of them different ": "probes_wrong",
     "checks of all invariants": "worker_checks", "disagreements about blocks": "disagreements",
     "blocks leaked": "leaked_blocks", "tables left behind": "left_tables", "growth of memory, MiB": "rss_growth_mib",

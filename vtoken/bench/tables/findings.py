@@ -57,7 +57,7 @@ def _soak(values: Values) -> str:
     modes = [one for one in values.values() if isinstance(one, Mapping)]
     bad = sum(one[key] for one in modes for key in SOAK_BAD)
     requests, checks = (sum(one[key] for one in modes) for key in ("requests", "checks"))
-    return f"{values['minutes']:g} minutes, {requests:,} requests, {checks:,} moves compared, {bad} faults"
+    return f"{values['minutes']:g} minutes, {requests:,} requests, {checks:,} plans of moves compared, {bad} faults"
 
 
 SOAK_BAD = ("disagreements", "probes_wrong", "wrong_lengths", "leaked_blocks", "left_tables", "failures")
