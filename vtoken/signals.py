@@ -19,11 +19,12 @@ def stop_on_signals() -> None:
     """Turn Ctrl-C, SIGTERM and a closed terminal into KeyboardInterrupt, from now on.
 
     Libraries install handlers of their own when they start (Ray's aborts on SIGTERM): call it again
-    after them. Outside the main thread it does nothing.
+    after them. Outside the main thread it does nothing. A terminal that is not to matter (nohup) goes on not to matter.
     """
     if threading.current_thread() is threading.main_thread():
         for sign in STOPPING:
-            signal.signal(sign, _stop)
+            if sign is not signal.SIGHUP or signal.getsignal(sign) is not signal.SIG_IGN:
+                signal.signal(sign, _stop)
 
 
 def stoppable(log: Callable[[str], object]) -> Callable[[str], None]:

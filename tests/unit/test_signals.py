@@ -39,6 +39,14 @@ def test_each_signal_interrupts_and_none_disturbs_the_cleaning_up(sign: signal.S
     assert cleaned == [sign, sign]
 
 
+def test_under_nohup_a_closed_terminal_interrupts_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop_on_signals()
+    os.kill(os.getpid(), signal.SIGHUP)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_marked_processes_are_found_after_they_renamed_themselves_and_when_nobodys_child() -> None:
     mark = Mark()
     orphan = "import setproctitle, time; setproctitle.setproctitle('renamed'); time.sleep(60)"
