@@ -1,4 +1,4 @@
-"""`vtoken bench tables`: the tables of docs/results.md and README.md, made of the result files."""
+"""`vtoken bench tables`: the tables of README.md, docs/results.md and docs/simulator.md, made of the result files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtoken.bench.tables import PAGES, TABLES
 from vtoken.results import files
 from vtoken.results.pages import filled
 
-HELP = "write the tables of docs/results.md and README.md from docs/results"
+HELP = "write the tables of README.md, docs/results.md and docs/simulator.md from docs/results"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

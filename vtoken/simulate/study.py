@@ -159,7 +159,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Per case and size: our goodput over the best other router's (the oracle apart) and over round robin's."""
     found = []
     for key in dict.fromkeys((row["case"], row["replicas"]) for row in rows):
-        goodput = {row["router"]: row["goodput_tokens_per_s"] for row in rows if (row["case"], row["replicas"]) == key}
+        members = {row["router"]: row for row in rows if (row["case"], row["replicas"]) == key}
+        goodput = {name: row["goodput_tokens_per_s"] for name, row in members.items()}
         others = {name: value for name, value in goodput.items() if name not in {"ours", "oracle"}}
         best = max(others, key=lambda name: others[name])
         ratio = goodput["ours"] / others[best]
@@ -167,7 +168,9 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         found.append({
             "case": key[0], "replicas": key[1], "verdict": word, "over_best": ratio, "best": best,
             "over_round_robin": goodput["ours"] / goodput["round_robin"],
-            "of_oracle": goodput["ours"] / goodput["oracle"],
+            "of_oracle": goodput["ours"] / goodput["oracle"], "goodput": goodput["ours"],
+            "best_goodput": goodput[best], "preemptions": members["ours"]["preemptions"],
+            "best_preemptions": members[best]["preemptions"],
         })  # fmt: skip
     return found
 

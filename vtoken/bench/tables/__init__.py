@@ -1,4 +1,4 @@
-"""The generated tables of docs/results.md and README.md: name -> what makes its Markdown of the result files."""
+"""The generated tables of the pages: name -> what makes its Markdown of the result files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from vtoken.bench.tables import engines, fleet, overview, pieces, quality, questions
 from vtoken.results.pages import Table
 
-PAGES = (Path("README.md"), Path("docs/results.md"))
+PAGES = (Path("README.md"), Path("docs/results.md"), Path("docs/simulator.md"))
 
 TABLES: Mapping[str, Table] = {
     "overview": overview.overview,
@@ -37,6 +37,8 @@ TABLES: Mapping[str, Table] = {
     "likeness": quality.likeness,
     "drills": fleet.drills,
     "simulator": fleet.simulator,
+    "capacities": fleet.capacities,
+    "routers": fleet.routers,
     "sensitivity": fleet.sensitivity,
     "settings": fleet.settings,
 }

@@ -61,6 +61,45 @@ def simulator(results: Results) -> str:
     return table_of(results, "simulate-check", ["", "measured", "simulated", "error"], rows)
 
 
+VARIANTS = ("native", "naive", "lazy", "eager")
+
+
+def capacities(results: Results) -> str:
+    """Requests that a pool holds, by token tables and by the fleet's engine."""
+    scenes = dig(values_of(results, "simulate-check"), "frontier") or {}
+    tables, engines = (scenes.get(key) or {} for key in ("token_tables", "fleet_engine"))
+    rows = [
+        [code(scene), *(_both(found.get(variant), dig(engines, scene, variant)) for variant in VARIANTS)]
+        for scene, found in tables.items()
+    ]
+    return table_of(results, "simulate-check", ["scene", *VARIANTS], rows)
+
+
+def _both(tables: int | None, engine: int | None) -> str:
+    """One number where both agree."""
+    if tables is None:
+        return ""
+    return str(tables) if tables == engine else f"{tables} (engine {engine})"
+
+
+def routers(results: Results) -> str:
+    """Our router beside the best other one, by case."""
+    rows = [
+        [
+            one["case"], str(one["replicas"]), number(one["goodput"]),
+            f"{number(one['best_goodput'])} {code(one['best'])}",
+            *(number(one[key], 2) for key in ("over_best", "over_round_robin", "of_oracle")),
+            f"{number(one['preemptions'])} / {number(one['best_preemptions'])}", one["verdict"],
+        ]
+        for one in values_of(results, "simulate-study").get("verdicts") or []
+    ]  # fmt: skip
+    head = [
+        "case", "replicas", "ours", "best other", "over it", "over round robin", "of the oracle",
+        "preemptions, ours / other", "",
+    ]  # fmt: skip
+    return table_of(results, "simulate-study", head, rows)
+
+
 def sensitivity(results: Results) -> str:
     """F by `theta_f` and share kept, under lazy relocation; in brackets moves per freed block."""
     points = values_of(results, "simulate-sensitivity").get("points") or []
