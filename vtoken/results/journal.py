@@ -38,8 +38,9 @@ class Journal:
         self._task = self._progress.add_task("", total=None)
 
     def begin(self, pieces: int) -> None:
-        """So many pieces there will be; those of an interrupted run are among them."""
+        """So many pieces there will be; those of an interrupted run are among them. Progress is shown from now on."""
         self._progress.update(self._task, total=pieces)
+        self._progress.start()
         if self._done:
             self._console.log(f"{len(self._done)} of {pieces} pieces are kept from an interrupted run")
 
@@ -63,7 +64,6 @@ class Journal:
             self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
