@@ -14,3 +14,5 @@ def test_every_size_is_measured_and_the_bars_decide(monkeypatch):
         assert outcome.passed is passed
         assert {key for key in outcome.values if key.startswith("replicas_")} == {"replicas_3", "replicas_5"}
         assert all(value > 0 for value in outcome.values["replicas_5"].values())
+        medians = {row["replicas"]: row["decide_us"] for row in outcome.samples if row["percentile"] == 50}
+        assert medians == {count: outcome.values[f"replicas_{count}"]["decide_p50_us"] for count in (3, 5)}

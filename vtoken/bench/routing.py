@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,13 +35,33 @@ CAPACITY = 4096
 def run(_model: str, console: Console, quick: bool = False) -> Outcome:
     """Time decisions; passes if the medians hold their bars."""
     rounds = 300 if quick else 3000
-    found = {count: _measure(count, rounds, console) for count in SIZES}
+    times_s = {count: _measure(count, rounds, console) for count in SIZES}
+    found = {count: _summary(times) for count, times in times_s.items()}
     passed = all(found[count]["decide_p50_us"] <= bar for count, bar in BARS_US.items())
-    values = {f"replicas_{count}": times for count, times in found.items()}
-    return Outcome("routing", passed, {**values, "bars_p50_us": BARS_US})
+    values = {f"replicas_{count}": one for count, one in found.items()}
+    samples = [row for count, times in times_s.items() for row in _percentiles(count, times)]
+    return Outcome("routing", passed, {**values, "bars_p50_us": BARS_US}, samples=samples)
 
 
-def _measure(count: int, rounds: int, console: Console) -> dict[str, Any]:
+def _summary(times_s: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Microseconds by what was timed."""
+    return {
+        "decide_p50_us": _us(times_s["decide"], 50), "decide_p99_us": _us(times_s["decide"], 99),
+        "decide_affine_p50_us": _us(times_s["decide_affine"], 50), "commit_p50_us": _us(times_s["commit"], 50),
+        "end_p50_us": _us(times_s["end"], 50), "adopt_p50_us": _us(times_s["adopt"], 50),
+    }  # fmt: skip
+
+
+def _percentiles(count: int, times_s: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """The distributions, one row per percentile: the samples themselves are too many to keep."""
+    return [
+        {"replicas": count, "percentile": p, **{f"{name}_us": _us(times, p) for name, times in times_s.items()}}
+        for p in range(101)
+    ]
+
+
+def _measure(count: int, rounds: int, console: Console) -> dict[str, list[float]]:
+    """Seconds of every call, by what was timed."""
     rng = random.Random(count)
     desk = Desk(RoutingTunables(), random.Random(1))
     names = [f"replica{number:04d}" for number in range(count)]
@@ -61,11 +81,7 @@ def _measure(count: int, rounds: int, console: Console) -> dict[str, Any]:
         f"{count:5d} replicas: decide {_us(plain['decide'], 50)} us, with affinity {_us(affine['decide'], 50)} us, "
         f"commit {_us(plain['commit'], 50)} us, end {_us(plain['end'], 50)} us, adopt a view {_us(adopted, 50)} us"
     )
-    return {
-        "decide_p50_us": _us(plain["decide"], 50), "decide_p99_us": _us(plain["decide"], 99),
-        "decide_affine_p50_us": _us(affine["decide"], 50), "commit_p50_us": _us(plain["commit"], 50),
-        "end_p50_us": _us(plain["end"], 50), "adopt_p50_us": _us(adopted, 50),
-    }  # fmt: skip
+    return {**plain, "decide_affine": affine["decide"], "adopt": adopted}
 
 
 def _view(names: list[str], rng: random.Random) -> FleetColumns:
@@ -126,5 +142,5 @@ def _timed(action: Callable[[], None]) -> float:
     return time.perf_counter() - start_s
 
 
-def _us(times_s: list[float], percent: float) -> float:
+def _us(times_s: Sequence[float], percent: float) -> float:
     return round(float(np.percentile(times_s, percent)) * 1e6, 1)
