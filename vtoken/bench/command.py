@@ -57,6 +57,12 @@ def _identity(arguments: argparse.Namespace, console: Console, _: Journal) -> Ou
     return identity.run(arguments.model, console, arguments.quick, arguments.data)
 
 
+def _needles(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
+    from vtoken.bench import needles
+
+    return needles.run(arguments.model, console, arguments.quick, arguments.data)
+
+
 def _quality(arguments: argparse.Namespace, console: Console, journal: Journal) -> Outcome:
     from vtoken.bench import quality
 
@@ -87,6 +93,9 @@ BENCHMARKS = {
         "Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity, ("data",)
     ),
     "idle": Benchmark("Q5: what an engine pays for vToken while nothing is evicted", _resumable("idle")),
+    "needles": Benchmark(
+        "why h2o finds no needle: by score, and by who shares a choice; transformers alone", _needles, ("data",)
+    ),
     "prefix": Benchmark(
         "Q7: hits and blocks of requests with a common beginning, naive and eager", _resumable("prefix")
     ),

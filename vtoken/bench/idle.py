@@ -2,8 +2,8 @@
 
 The same requests in two engines, one of them unmodified vLLM (see `twins`). Judged by the share of step time that
 vToken counts itself, and by the ratio of CPU seconds per token, which also holds what is not counted: the
-scheduler's side, the metadata builder, statistics, and vLLM's own work for a connector. The control compares
-unmodified vLLM with itself in the same way.
+scheduler's side, the metadata builder, statistics, and vLLM's own work for a connector. Of that last part a
+connector that does nothing shows how much it is, and unmodified vLLM beside itself the error of the measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.console import Console
 from vtoken.bench import stepper
 from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost
-from vtoken.bench.twins import Pair, Twins
+from vtoken.bench.twins import Pair, Subject, Twins
 from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
 
@@ -36,15 +36,16 @@ OPTIONS = {"dtype": "bfloat16", "max_model_len": 256, "max_num_seqs": 16, "kv_ca
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`pairs` runs at each concurrency, in each of `starts` times two fresh processes; the control has half of them."""
+    """`pairs` runs at each concurrency, in each of `starts` times two fresh processes; of the others `fewer` times."""
 
     concurrencies: tuple[int, ...]
     starts: int
+    fewer: int
     pairs: int
 
 
-FULL = Scale((1, 8, 16), starts=4, pairs=6)
-QUICK = Scale((1, 8), starts=1, pairs=5)
+FULL = Scale((1, 8, 16), starts=4, fewer=2, pairs=6)
+QUICK = Scale((1, 8), starts=1, fewer=1, pairs=5)
 
 Found = dict[int, list[Pair]]
 """Pairs by concurrency."""
@@ -53,19 +54,21 @@ Found = dict[int, list[Pair]]
 def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outcome:
     """Measure each concurrency."""
     scale = QUICK if quick else FULL
-    found: Found = {concurrency: [] for concurrency in scale.concurrencies}
-    control: Found = {concurrency: [] for concurrency in scale.concurrencies}
-    journal.begin(2 * scale.starts + 2 * len(range(0, scale.starts, 2)))
+    found: dict[Subject, Found] = {
+        subject: {concurrency: [] for concurrency in scale.concurrencies} for subject in Subject
+    }
+    journal.begin(2 * scale.starts + 4 * scale.fewer)
     for start in range(scale.starts):
-        _measure(model, {}, scale, found, journal, f"idle, start {start + 1}")
-        console.log(f"idle: {values_of(found)}")
-        if start % 2 == 0:
-            _measure(model, None, scale, control, journal, f"control, start {start + 1}")
-            console.log(f"control: {values_of(control)}")
-    values = values_of(found)
-    unmodified = {name: value["cpu_per_token_over_native"] for name, value in values_of(control).items()}
-    samples = [*_rows("vtoken", found), *_rows("control", control)]
-    return Outcome("idle", all(map(holds, values.values())), {**values, "control": unmodified}, samples=samples)
+        for subject in Subject if start < scale.fewer else [Subject.VTOKEN]:
+            _measure(model, subject, scale, found[subject], journal, f"{subject}, start {start + 1}")
+            console.log(f"{subject}: {values_of(found[subject])}")
+    values = values_of(found[Subject.VTOKEN])
+    others = {
+        subject.value: {name: value["cpu_per_token_over_native"] for name, value in values_of(found[subject]).items()}
+        for subject in (Subject.CONNECTOR, Subject.CONTROL)
+    }
+    samples = [row for subject, pairs in found.items() for row in _rows(subject, pairs)]
+    return Outcome("idle", all(map(holds, values.values())), {**values, **others}, samples=samples)
 
 
 def _rows(kind: str, found: Found) -> list[dict[str, Any]]:
@@ -81,14 +84,12 @@ def _rows(kind: str, found: Found) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _measure(
-    model: str, config: dict[str, Any] | None, scale: Scale, found: Found, journal: Journal, name: str
-) -> None:
+def _measure(model: str, subject: Subject, scale: Scale, found: Found, journal: Journal, name: str) -> None:
     """The pairs of two processes in which the engines start in either order, added up."""
     first, second = (
         journal.of(
             f"{name}, {'unmodified' if native_first else 'ours'} first",
-            partial(_process, model, config, scale, native_first), _encoded, _decoded,
+            partial(_process, model, subject, scale, native_first), _encoded, _decoded,
         )
         for native_first in (True, False)
     )  # fmt: skip
@@ -107,10 +108,10 @@ def _decoded(kept: dict[str, list[dict[str, Any]]]) -> Found:
     }
 
 
-def _process(model: str, config: dict[str, Any] | None, scale: Scale, native_first: bool) -> Found:
+def _process(model: str, subject: Subject, scale: Scale, native_first: bool) -> Found:
     """All pairs of one process."""
     found: Found = {}
-    with stepper.in_process(partial(Twins, native_first=native_first), model, config, OPTIONS) as twins:
+    with stepper.in_process(partial(Twins, native_first=native_first), model, subject, OPTIONS) as twins:
         for concurrency in scale.concurrencies:
             twins.call("run", concurrency, PROMPT_TOKENS, WARM_UP_TOKENS)  # first steps are not representative
             found[concurrency] = [twins.call("run", concurrency, PROMPT_TOKENS, TOKENS) for _ in range(scale.pairs)]

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from vtoken.bench.stepper import Cost, Stepper, prompts
@@ -35,16 +36,25 @@ class Pair:
         return Pair(self.ours + other.ours, self.native + other.native, self.identical and other.identical)
 
 
-class Twins:
-    """An engine with `config`, and one of unmodified vLLM."""
+class Subject(StrEnum):
+    """What is compared with unmodified vLLM."""
 
-    def __init__(
-        self, model: str, config: Mapping[str, Any] | None, engine_kwargs: Mapping[str, Any], *, native_first: bool
-    ) -> None:
-        """`config=None` compares unmodified vLLM with itself: what that finds is the error of the measurement."""
+    VTOKEN = "vtoken"
+    CONNECTOR = "connector"
+    """vLLM with a connector that does nothing: what vLLM itself pays for having one."""
+    CONTROL = "control"
+    """Unmodified vLLM: what that finds is the error of the measurement."""
+
+
+class Twins:
+    """An engine of the subject, and one of unmodified vLLM."""
+
+    def __init__(self, model: str, subject: Subject, engine_kwargs: Mapping[str, Any], *, native_first: bool) -> None:
         if native_first:
             self._native = _unmodified(model, engine_kwargs)
-        self._ours = Stepper(model, config, engine_kwargs)
+        config: dict[str, Any] | None = {} if subject is Subject.VTOKEN else None
+        connector = {"kv_transfer_config": _null_connector()} if subject is Subject.CONNECTOR else {}
+        self._ours = Stepper(model, config, {**engine_kwargs, **connector})
         if not native_first:
             self._native = _unmodified(model, engine_kwargs)
         _share_weights(_model(self._native), _model(self._ours))
@@ -77,6 +87,12 @@ def _unmodified(model: str, engine_kwargs: Mapping[str, Any]) -> Stepper:
     finally:
         if functions is not None:
             sys.modules["llvmlite.binding.ffi"] = functions
+
+
+def _null_connector() -> Any:
+    config = _vllm("config").KVTransferConfig
+    module = "vtoken.bench.null_connector"
+    return config(kv_connector="NullConnector", kv_role="kv_both", kv_connector_module_path=module)
 
 
 def _vllm(module: str) -> Any:

@@ -71,8 +71,12 @@ def _speed(values: Values) -> str:
 def _idle(values: Values) -> str:
     shares = [100 * one["substrate_share"] for one in values.values() if "substrate_share" in one]
     ours = [100 * (m - 1) for m in _medians(values, "cpu_per_token_over_native") if m is not None]
-    control = [100 * (m - 1) for m in _medians(values.get("control", {})) if m is not None]
-    return f"inside {span(shares, 2, ' %')}; CPU seconds {span(ours, 1, ' %')}, the control {span(control, 1, ' %')}"
+    beside = "".join(
+        f", {name} {span([100 * (m - 1) for m in _medians(values[key]) if m is not None], 1, ' %')}"
+        for key, name in (("connector", "an empty connector"), ("control", "the control"))
+        if key in values
+    )
+    return f"inside {span(shares, 2, ' %')}; CPU seconds {span(ours, 1, ' %')}{beside}"
 
 
 def _rows(values: Values) -> str:
@@ -139,6 +143,15 @@ def _quality(values: Values) -> str:
     return f"{same} for {dig(identity, 'policies') or MISSING} policies, {number(count)} log-probabilities{fell}"
 
 
+def _needles(values: Values) -> str:
+    found = values.get("found") or {}
+    full, one, head, asked = (
+        number(found.get(name)) for name in ("full cache", "h2o, all, 0.5", "h2o, head, 0.5", "question, all, 0.5")
+    )
+    of = number(values.get("needles"))
+    return f"full cache {full} of {of}, the question's own choice {asked}, `h2o` {one}, by head {head}"
+
+
 def _simulator(values: Values) -> str:
     errors = [abs(one) for one in (dig(values, "measured_run", "error") or {}).values()]
     capacities = "as" if dig(values, "frontier", "holds") else "not as"
@@ -180,6 +193,7 @@ FOUND: Mapping[str, Callable[[Values], str]] = {
     "heartbeats": _heartbeats,
     "pressure": _pressure,
     "quality": _quality,
+    "needles": _needles,
     "simulate-check": _simulator,
     "simulate-study": _study,
     "simulate-sensitivity": _sensitivity,

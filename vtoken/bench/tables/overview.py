@@ -56,6 +56,7 @@ LINES = (
         "1.1 times the goodput of the best simple rule, half of round robin's preemptions, within 2 % without pressure",
     ),
     Line("quality", "quality", "naive and vtoken give the same numbers; less kept is not better"),
+    Line("needles of `h2o`", "needles", "the experiment can find: 0.7 of them, by the full cache and the question"),
     Line(
         "sensitivity", "simulate-sensitivity",
         "defaults justified: eager wastes less than lazy at any `theta_f`, for no more moves; blocks of 16 hold least",

@@ -68,6 +68,15 @@ def needles(results: Results) -> str:
     return table_of(results, "quality", [*head, "0.5 kept, after it"], rows)
 
 
+def needle_sets(results: Results) -> str:
+    """Needles found, and what was kept of them, by score and by who shares a choice."""
+    values = values_of(results, "needles")
+    found, kept, asked = values.get("found") or {}, values.get("needle_kept") or {}, values.get("needles", 0)
+    rows = [[name, str(count), number(kept.get(name), 2)] for name, count in found.items()]
+    head = ["score, shared by, share kept", f"needles found, of {asked}", "of the needles' tokens kept"]
+    return table_of(results, "needles", head, rows) if rows else absent("needles")
+
+
 def likeness(results: Results) -> str:
     """ROUGE-L of chat answers against the full cache's."""
     found = by_policy(values_of(results, "quality").get("rouge_l"))
