@@ -135,21 +135,30 @@ def sensitivity_rows(inputs: Inputs) -> list[Row]:
 
 
 def draw_sensitivity(canvas: Any, rows: Sequence[Row]) -> None:
-    """F over theta_F by ratio; over block size, interval and headroom by relocation."""
-    places = canvas.subplots(2, 2).flat
+    """F as a surface over theta_F and the share kept; over block size, interval and headroom as lines."""
+    first, *places = canvas.subplots(2, 2).flat
     surfaces = by(rows, "surface")
-    for axes, (surface, members) in zip(places, surfaces.items(), strict=False):
-        x, series = SURFACES[surface]
-        lines(axes, members, x, "waste", series)
-        axes.set(xlabel=f"{x} (lines: {series})", ylabel="mean F")
+    _surface(canvas, first, surfaces.pop("theta_f"))
+    for axes, (surface, members) in zip(places, surfaces.items(), strict=True):
+        lines(axes, members, surface, "waste", SERIES[surface])
+        axes.set(xlabel=f"{surface} (lines: {SERIES[surface]})", ylabel="mean F")
         axes.xaxis.label.set_size("small")
 
 
-SURFACES = {
-    "theta_f": ("theta_f", "keep_ratio"), "block_size": ("block_size", "relocation"),
-    "interval_tokens": ("interval_tokens", "relocation"), "headroom_blocks": ("headroom_blocks", "requests"),
-}  # fmt: skip
-"""By surface: what is varied along x, and from line to line."""
+def _surface(canvas: Any, axes: Any, rows: Sequence[Row]) -> None:
+    """Dark where little is wasted; the default `theta_f` is marked."""
+    waste = {(row["theta_f"], row["keep_ratio"]): row["waste"] for row in rows}
+    thetas, ratios = (sorted({key[place] for key in waste}) for place in (0, 1))
+    grid = [[waste[theta, ratio] for theta in thetas] for ratio in ratios]
+    colours = axes.pcolormesh(thetas, ratios, grid, shading="nearest")
+    canvas.colorbar(colours, ax=axes, label="mean F")
+    axes.axvline(0.25, linestyle=":", color="white")
+    axes.set(xlabel="theta_f (dotted: default)", ylabel="share kept")
+    axes.xaxis.label.set_size("small")
+
+
+SERIES = {"block_size": "relocation", "interval_tokens": "relocation", "headroom_blocks": "requests"}
+"""By what is varied along x: what is varied from line to line."""
 
 
 FIGURES = (

@@ -34,7 +34,7 @@ TABLES: Mapping[str, Table] = {
     "pressure": pieces.pressure,
     "perplexity": quality.perplexity,
     "needles": quality.needles,
-    "needle_sets": quality.needle_sets,
+    "needle-sets": quality.needle_sets,
     "likeness": quality.likeness,
     "drills": fleet.drills,
     "simulator": fleet.simulator,
