@@ -32,7 +32,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     substrate = SimpleNamespace(
         bind_caches=lambda caches: seen.append(f"bind {', '.join(caches)}"), after_forward=noted("after the forward"),
-        statistics=noted("statistics", {"moves_total": 3}), report=noted("report", Report(7, ())),
+        due_statistics=noted("statistics", {"moves_total": 3}), report=noted("report", Report(7, ())),
     )  # fmt: skip
     monkeypatch.setattr(session, "_session", session._Session(substrate))
     return seen
