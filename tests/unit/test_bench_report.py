@@ -112,6 +112,8 @@ def everything(directory: Path) -> Path:
     ]  # fmt: skip
     files.write(directory, idle(id="waste", values={"generation": policies, "long prompts": policies}))
     files.write(directory, idle(id="sla", values={"level_s": 8.0, "over_naive": {"eager": 1.5}, "sweep": sweep}))
+    one = {"hit_rate": 0.5, "late_hit_rate": 0.5, "blocks": 100.0, "shared_blocks": 9.0}
+    files.write(directory, idle(id="prefix", values={"4": dict.fromkeys(("naive", "eager"), one), "failures": []}))
     return directory
 
 

@@ -126,6 +126,26 @@ def draw_demand(canvas: Any, rows: Sequence[Row]) -> None:
     right.set(xlabel="concurrency", ylabel="tokens per second")
 
 
+# ---- prefix caching -------------------------------------------------------------------------------------------------
+
+
+def prefix_rows(inputs: Inputs) -> list[Row]:
+    """Hits and blocks by how many share a beginning."""
+    return [
+        {"sharing": sharing, "variant": variant, **measured}
+        for sharing, runs in inputs.values("prefix").items() if isinstance(runs, Mapping)
+        for variant, measured in runs.items()
+    ]  # fmt: skip
+
+
+def draw_prefix(canvas: Any, rows: Sequence[Row]) -> None:
+    """Hit rate of all, and blocks."""
+    left, right = canvas.subplots(1, 2)
+    for axes, key, label in ((left, "hit_rate", "hit rate"), (right, "blocks", "blocks in use")):
+        bars(axes, rows, "sharing", key, "variant")
+        axes.set(xlabel="requests per beginning", ylabel=label)
+
+
 # ---- sensitivity ----------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +211,12 @@ FIGURES = (
         "5 -> 8 and 11 -> 22 requests at two block budgets.",
         "The trials of the capacity frontier: most blocks in use, and throughput, by concurrency. Dotted: the pool.",
         "frontier", demand_rows, draw_demand,
+    ),
+    Figure(
+        "prefix", "Prefix caching",
+        "Retained blocks -28.6 to -42.2 %; shared blocks are skipped.",
+        "Groups of requests with a common beginning, half of the tokens forgotten by `random`; blocks count once.",
+        "prefix", prefix_rows, draw_prefix,
     ),
     Figure(
         "sensitivity", "Sensitivity",
