@@ -38,7 +38,7 @@ def idle(ratio: float = 1.016, **changes: object) -> Result:
             "substrate_share": 0.002, "cpu_per_token_over_native": measured, "wall_per_token_over_native": measured,
             "outputs_identical": True,
         },
-        "control": {"8": measured},
+        "connector": {"8": measured}, "control": {"8": measured},
     }  # fmt: skip
     given = {
         "id": "idle", "passed": False, "values": values, "interval": {"8.x": [0, 1]}, "command": "vtoken bench idle",
@@ -74,7 +74,8 @@ def test_numbers_lie_beside_the_page_as_drawn(tmp_path: Path) -> None:
     written(tmp_path / "out", "--no-pictures", results=tmp_path)
     with (tmp_path / "out" / "fig-11-idle.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["measure"] for row in rows] == ["CPU seconds", "wall-clock", "control: unmodified, CPU seconds"]
+    beside = ["an empty connector, CPU seconds", "control: unmodified, CPU seconds"]
+    assert [row["measure"] for row in rows] == ["CPU seconds", "wall-clock", *beside]
     assert {row["ratio"] for row in rows} == {"1.016"}
     assert {(row["ratio_low"], row["ratio_high"]) for row in rows} == {("1.015", "1.017")}
 

@@ -12,16 +12,16 @@ from vtoken.bench.tables.quality import FULL, by_policy
 
 
 def idle_rows(inputs: Inputs) -> list[Row]:
-    """Ratios over unmodified vLLM by concurrency, and the control."""
+    """Ratios over unmodified vLLM by concurrency, and what was measured beside them."""
     values = inputs.values("idle")
-    control = values.get("control", {})
     found: list[Row] = []
     for concurrency, one in values.items():
-        if concurrency == "control":
+        if "substrate_share" not in one:
             continue
         measured = {"CPU seconds": one["cpu_per_token_over_native"], "wall-clock": one["wall_per_token_over_native"]}
-        if concurrency in control:
-            measured["control: unmodified, CPU seconds"] = control[concurrency]
+        for key, what in BESIDE.items():
+            if concurrency in values.get(key, {}):
+                measured[what] = values[key][concurrency]
         found += [
             {
                 "concurrency": int(concurrency), "measure": what, **interval(ratio, "ratio"),
@@ -30,6 +30,12 @@ def idle_rows(inputs: Inputs) -> list[Row]:
             for what, ratio in measured.items()
         ]  # fmt: skip
     return found
+
+
+BESIDE = {
+    "connector": "an empty connector, CPU seconds", "control": "control: unmodified, CPU seconds",
+}  # fmt: skip
+"""What else the benchmark compares with unmodified vLLM."""
 
 
 def draw_idle(canvas: Any, rows: Sequence[Row]) -> None:
