@@ -6,6 +6,7 @@ import csv
 import re
 import shutil
 from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,22 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=\"(?!data:|#)", page)
     assert "@import" not in page
     assert "<script" not in page
+    assert set(re.findall(r'href="#([^"]+)"', page)) == set(re.findall(r'<h2 id="([^"]+)"', page))
+
+
+def test_every_element_of_the_page_is_closed(tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    class Checker(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in {"meta", "img"}:
+                opened.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert opened.pop() == tag
+
+    Checker().feed(written(tmp_path, "--no-pictures"))
+    assert opened == []
 
 
 def test_every_figure_of_the_paper_has_its_section_with_the_papers_numbers(tmp_path: Path) -> None:

@@ -59,10 +59,15 @@ def page(drawn: Sequence[Drawn], inputs: Inputs, repeated: Inputs | None) -> str
     parts = [
         "<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>vToken: evaluation</title>',
         f"<style>{STYLE}</style></head><body>", "<h1>vToken: evaluation</h1>",
-        INTRODUCTION, *_short(inputs), *(_section(one, inputs) for one in drawn), *_repeated(inputs, repeated),
-        *_runs(inputs), "</body></html>",
+        INTRODUCTION, _contents(drawn), *_short(inputs), *(_section(one, inputs) for one in drawn),
+        *_repeated(inputs, repeated), *_runs(inputs), "</body></html>",
     ]  # fmt: skip
     return "\n".join(parts) + "\n"
+
+
+def _contents(drawn: Sequence[Drawn]) -> str:
+    links = (f'<a href="#{one.figure.key}">{escape(one.figure.title)}</a>' for one in drawn)
+    return f"<p>{' · '.join(links)}</p>"
 
 
 # ---- what fell short ------------------------------------------------------------------------------------------------
