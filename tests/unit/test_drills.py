@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
+from vtoken.cli import main
+from vtoken.drills import command
 from vtoken.drills.command import DRILLS
 from vtoken.drills.replays import differences, losses
 from vtoken.drills.traffic import Recording, chat_body
 from vtoken.drills.world import deployment
+from vtoken.results import files
+from vtoken.results.outcome import Outcome
 from vtoken.serving.settings import DeploymentSettings
 
 
@@ -113,3 +118,18 @@ def test_what_follows_a_seam_is_generated_again_up_to_the_next(ids, cuts, wrong)
 def test_requests_differ_by_index():
     bodies = [chat_body("m", index, 8) for index in range(50)]
     assert len({body["messages"][0]["content"] for body in bodies}) == 50
+
+
+def test_a_drill_ends_with_the_last_line_of_every_command(monkeypatch, capsys, tmp_path):
+    outcome = Outcome("drill-lag", values={"mean_share": 0.5})
+    outcome.expect(holds=False, otherwise="too slow")
+    monkeypatch.setattr(command, "_against_own", lambda *_: outcome)
+    monkeypatch.setattr(command, "stop_on_signals", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["vtoken", "drill", "lag", "--out", str(tmp_path)])
+    assert main(["drill", "lag", "--out", str(tmp_path)]) == 1
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line == {
+        "id": "drill-lag", "pass": False, "values": {"mean_share": 0.5, "failures": ["too slow"]}, "interval": {},
+        "command": "vtoken drill lag --out DIR",
+    }  # fmt: skip
+    assert files.read(tmp_path)["drill-lag"].values == line["values"]
