@@ -206,21 +206,18 @@ def _softmax(scores, at, visible, cap):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _ask_for_values(cache, head, kv_heads, block_size, dim, slots, first, end):  # type: ignore[no-untyped-def]
+def _ask_for_values(cache, head_at, dim, places, first, end):  # type: ignore[no-untyped-def]
     """Value rows of a row's ranks lie anywhere, so no prefetcher foresees them."""
     step = LINE_BYTES // cache.itemsize
     for rank in range(first, end):
-        block, offset = slots[rank] // block_size, slots[rank] % block_size
-        at = ((block * kv_heads + head) * 2 + 1) * block_size * dim + offset * dim
         for d in range(0, dim, step):
-            prefetch_for_read(cache, at + d)
+            prefetch_for_read(cache, places[rank] + head_at + d)
 
 
 @njit(nogil=True)
-def _widen_values(cache, head, kv_heads, block_size, dim, slots, first, count, values):  # type: ignore[no-untyped-def]
+def _widen_values(cache, head_at, dim, places, first, count, values):  # type: ignore[no-untyped-def]
     for r in range(count):
-        block, offset = slots[first + r] // block_size, slots[first + r] % block_size
-        at = ((block * kv_heads + head) * 2 + 1) * block_size * dim + offset * dim
+        at = places[first + r] + head_at
         for d in range(0, dim, LANES):
             store(values, r * dim + d, load(cache, at + d))
 
@@ -296,7 +293,7 @@ def _weigh_ranks(scores, stride, rank, values, count, dim, rows, sums):  # type:
 
 @njit(nogil=True)
 def _weigh_tile(  # type: ignore[no-untyped-def]
-    cache, head, kv_heads, block_size, dim, slots, first, visible, rows, group, values, scores, stride, sums
+    cache, head_at, dim, places, first, visible, rows, group, values, scores, stride, sums
 ):
     """Sum the values each row sees; `visible` is what the first query sees, every later query sees one rank more."""
     for at in range(0, _padded_rows(rows) * dim, LANES):
@@ -304,12 +301,12 @@ def _weigh_tile(  # type: ignore[no-untyped-def]
     for rank in range(0, visible, RANKS_AT_ONCE):
         count = min(RANKS_AT_ONCE, visible - rank)
         behind = min(rank + 2 * RANKS_AT_ONCE, visible)
-        _ask_for_values(cache, head, kv_heads, block_size, dim, slots, first + rank + count, first + behind)
-        _widen_values(cache, head, kv_heads, block_size, dim, slots, first + rank, count, values)
+        _ask_for_values(cache, head_at, dim, places, first + rank + count, first + behind)
+        _widen_values(cache, head_at, dim, places, first + rank, count, values)
         _weigh_ranks(scores, stride, rank, values, count, dim, rows, sums)
     extra = rows // group - 1  # ranks that only later queries of the tile see
     if extra > 0:
-        _widen_values(cache, head, kv_heads, block_size, dim, slots, first + visible, extra, values)
+        _widen_values(cache, head_at, dim, places, first + visible, extra, values)
         for row in range(group, rows):
             for d in range(0, dim, LANES):
                 _weigh_one(scores, row * stride + visible, values, row // group, dim, d, sums, row)
@@ -317,7 +314,7 @@ def _weigh_tile(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def serve_item(  # type: ignore[no-untyped-def]
-    cache, query, out, head, kv_heads, block_size, dim, group, query_step, out_step, task, slots, route, stride,
+    cache, query, out, head, kv_heads, block_size, dim, group, query_step, out_step, task, places, route, stride,
     scratch, scale, cap,
 ):  # fmt: skip
     """Attention of one tile under one KV head: reads `cache`, `query`, writes the tile's part of `out` and scratch."""
@@ -338,8 +335,8 @@ def serve_item(  # type: ignore[no-untyped-def]
     for row in range(rows):  # the query buffer is free now and takes the sums of weights, one per row
         scratch[row] = _softmax(scores, row * stride, visible + row // group, cap)
     _weigh_tile(
-        cache, head, kv_heads, block_size, dim, slots, task[TASK_SLOT], visible, rows, group, values, scores, stride,
-        sums,
+        cache, head * 2 * block_size * dim, dim, places, task[TASK_SLOT], visible, rows, group, values, scores,
+        stride, sums,
     )  # fmt: skip
     at = task[TASK_TOKEN] * out_step + head * group * dim
     for row in range(rows):

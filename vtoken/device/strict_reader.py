@@ -56,7 +56,7 @@ class StrictRows:
     slots: npt.NDArray[np.int64]
     row_ptr: Ints
     query_ptr: Ints
-    _routes: dict[int, Route] = field(default_factory=dict, repr=False, compare=False)
+    _routes: dict[tuple[int, int, int, int], Route] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, rows: Sequence[Row], starts: Ints, index: Sequence[int]) -> StrictRows:
@@ -66,14 +66,15 @@ class StrictRows:
         queries = np.stack([starts[index], starts[np.asarray(index) + 1]], axis=1)
         return cls(np.concatenate(slots), ends.astype(np.int64), queries.astype(np.int64))
 
-    def route(self, group: int) -> Route:
-        """Visits and tiles for one number of query heads per KV head; kept after the first call.
+    def route(self, group: int, geometry: CacheGeometry) -> Route:
+        """Visits and tiles for one number of query heads per KV head, in caches of one shape; made once.
 
         Raises BadSlots when the three arrays contradict each other.
         """
-        if group not in self._routes:
-            self._routes[group] = make_route(self.slots, self.row_ptr, self.query_ptr, group)
-        return self._routes[group]
+        key = (group, geometry.kv_heads, geometry.block_size, geometry.head_dim)
+        if key not in self._routes:
+            self._routes[key] = make_route(self.slots, self.row_ptr, self.query_ptr, group, geometry)
+        return self._routes[key]
 
 
 def attend(
@@ -101,7 +102,7 @@ def attend(
     """
     geometry = check_cache(kv_cache)
     group = _check_tensors(query, out, geometry)
-    route = rows.route(group)
+    route = rows.route(group, geometry)
     if not len(route.tasks):
         return
     if route.last_slot >= geometry.num_slots or route.last_token > len(query):

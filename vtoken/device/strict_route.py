@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.device.errors import BadSlots
+from vtoken.device.layout import CacheGeometry
 from vtoken.device.simd import LANES
 from vtoken.device.strict_kernel import TASK_COLUMNS, TASK_QUERIES, TASK_VISIBLE, TILE_ROWS
 
@@ -29,7 +30,8 @@ class Route:
     """All arrays are int64 and contiguous; n slots, v visits.
 
     Attributes:
-        slots: [n] live slots in logical order, row after row.
+        value_at: [n] where, in elements of the cache, the first KV head's value of each live slot begins, in logical
+            order, row after row; every further head's lies 2 * S * D behind.
         tasks: [tiles, 6] see TASK_* in strict_kernel.py.
         visit_first: [v + 1] entries of visit i are visit_first[i]..visit_first[i + 1] - 1.
         visit_unit: [v] the unit's number, slot // 16.
@@ -42,7 +44,7 @@ class Route:
         last_slot, last_token: largest slot; one past the largest query token.
     """
 
-    slots: Array
+    value_at: Array
     tasks: Array
     visit_first: Array
     visit_unit: Array
@@ -59,14 +61,16 @@ class Route:
     def fill(self, call: Any) -> None:
         """Write addresses and counts into a CALL record; the route must outlive the call."""
         for name in (
-            "slots", "tasks", "visit_first", "visit_unit", "visit_rank", "visit_packed", "entry_lane", "entry_rank",
+            "value_at", "tasks", "visit_first", "visit_unit", "visit_rank", "visit_packed", "entry_lane", "entry_rank",
         ):  # fmt: skip
             call[name] = getattr(self, name).ctypes.data
-        call["num_tasks"], call["num_slots"] = len(self.tasks), len(self.slots)
+        call["num_tasks"], call["num_slots"] = len(self.tasks), len(self.value_at)
         call["num_visits"] = len(self.visit_unit)
 
 
-def make_route(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[Any], group: int) -> Route:
+def make_route(
+    slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[Any], group: int, geometry: CacheGeometry
+) -> Route:
     """Check the rows and sort out how to read them. Raises BadSlots; see StrictRows for the arguments."""
     slots = np.ascontiguousarray(slots, np.int64)
     starts = np.ascontiguousarray(row_ptr, np.int64)
@@ -80,7 +84,7 @@ def make_route(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[A
     visit_first = np.append(begins, len(slots))
     tasks = _tiles(starts, queries, np.searchsorted(begins, starts), max(1, TILE_ROWS // group))
     return Route(
-        slots=slots,
+        value_at=_value_at(slots, geometry),
         tasks=tasks,
         visit_first=visit_first,
         visit_unit=unit[begins],
@@ -94,6 +98,14 @@ def make_route(slots: Array, row_ptr: npt.NDArray[Any], query_ptr: npt.NDArray[A
         last_slot=int(slots.max(initial=-1)),
         last_token=int(queries.max(initial=0)),
     )
+
+
+def _value_at(slots: Array, geometry: CacheGeometry) -> Array:
+    """See Route.value_at: done once a step, where a division per slot, head and layer would be felt."""
+    size, dim = geometry.block_size, geometry.head_dim
+    blocks, offsets = np.divmod(slots, size)
+    value_at: Array = (blocks * 2 * geometry.kv_heads + 1) * (size * dim) + offsets * dim
+    return value_at
 
 
 def _check_rows(slots: Array, starts: Array, queries: Array) -> None:

@@ -29,7 +29,7 @@ from vtoken.device.simd import pointer_to, take_ticket
 from vtoken.device.strict_kernel import TASK_COLUMNS, serve_item
 
 _ADDRESSES = (
-    "cache", "query", "out", "tasks", "slots", "visit_first", "visit_unit", "visit_rank", "visit_packed",
+    "cache", "query", "out", "tasks", "value_at", "visit_first", "visit_unit", "visit_rank", "visit_packed",
     "entry_lane", "entry_rank", "scratch", "counters",
 )  # fmt: skip
 _NUMBERS = (
@@ -50,7 +50,7 @@ def _work(call, cache, query, out):  # type: ignore[no-untyped-def]
     """Draw items until none is left, with this thread's own piece of scratch."""
     counters = carray(pointer_to(call.counters), 2, np.int64)
     tasks = carray(pointer_to(call.tasks), (call.num_tasks, TASK_COLUMNS), np.int64)
-    slots = carray(pointer_to(call.slots), call.num_slots, np.int64)
+    places = carray(pointer_to(call.value_at), call.num_slots, np.int64)
     route = (
         carray(pointer_to(call.visit_first), call.num_visits + 1, np.int64),
         carray(pointer_to(call.visit_unit), call.num_visits, np.int64),
@@ -68,7 +68,7 @@ def _work(call, cache, query, out):  # type: ignore[no-untyped-def]
     while item < call.num_tasks * call.kv_heads:
         serve_item(
             cache, query, out, item % call.kv_heads, call.kv_heads, call.block_size, call.head_dim, call.group,
-            call.query_step, call.out_step, tasks[item // call.kv_heads], slots, route, call.scores_stride,
+            call.query_step, call.out_step, tasks[item // call.kv_heads], places, route, call.scores_stride,
             scratch, call.scale, call.cap,
         )  # fmt: skip
         item = take_ticket(counters, _DRAWN_ITEMS)
