@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vtoken.bench import frontier, idle, scoring, sla, speed, waste
+from vtoken.bench import command, frontier, idle, scoring, sla, speed, waste
+from vtoken.bench.command import Benchmark
 from vtoken.bench.frontier import QUICK, Trial, judge
 from vtoken.bench.scoring import Round
 from vtoken.bench.sla import Loop
 from vtoken.bench.stepper import Cost
 from vtoken.bench.twins import Pair
 from vtoken.bench.waste import Watched
+from vtoken.cli import main
 from vtoken.results.journal import Journal
+from vtoken.results.outcome import Outcome
 
 HEADER = {"name": "x", "versions": {"torch": "1"}}
 COST = Cost(1, 2, 3.0, 4.0, 5.0, busy=True)
@@ -151,3 +154,28 @@ def test_the_frontiers_bars() -> None:
     assert judge(scene, {**good, "naive": [trial(five)], **lazy})[1]
     assert not judge(scene, {**good, "naive": [trial(five + 1)], **lazy})[1]
     assert not judge(scene, {**good, "naive": [trial(five)], "lazy": [trial(7)]})[1]
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_keeps_pieces_until_the_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def measure(_arguments: object, _console: object, journal: Journal) -> Outcome:
+        journal.begin(2)
+        for key in "ab":
+            journal.of(key, lambda key=key: done.append(key), same, same)  # type: ignore[misc]
+            if done == ["a"]:
+                raise KeyboardInterrupt
+        return Outcome("copy")
+
+    monkeypatch.setattr(command, "stop_on_signals", lambda: None)
+    monkeypatch.setitem(command.BENCHMARKS, "copy", Benchmark("in two pieces", measure))
+    words = ["bench", "copy", "--out", str(tmp_path), "--model", "somewhere/model"]
+    assert main(words) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.partial.jsonl"]
+    done.append("interrupted")
+    assert main(words) == 0
+    assert done == ["a", "interrupted", "b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.json"]
