@@ -159,6 +159,7 @@ def test_a_repetition_fills_gaps_and_never_replaces(tmp_path: Path, monkeypatch:
     repeated = page[page.index("Repeated on this machine") :]
     assert "CPU seconds 1.6 %" in repeated
     assert "CPU seconds 50.0 %" in repeated
+    assert "not within the time: bookkeeping, routing, copy, rows, waste, frontier.</p>" in repeated
     assert "No data yet" not in page[page.index('id="crossover"') : page.index('id="calibration"')]
 
 

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from vtoken.bench.report.figure import Figure, Inputs, Row
+from vtoken.bench.report.quick import ORDER
 from vtoken.bench.tables.cells import MISSING, bar, command_of
 from vtoken.bench.tables.overview import LINES, Line
 from vtoken.results.files import Result, Source
@@ -155,6 +156,9 @@ def _repeated(inputs: Inputs, repeated: Inputs | None) -> Iterable[str]:
         for line in LINES if line.id in repeated.results
     ]  # fmt: skip
     yield _html(["question", "result file", "here"], rows)
+    missing = [name for name in ORDER if name not in repeated.results]
+    if missing:
+        yield f"<p>Not repeated, or not within the time: {', '.join(missing)}.</p>"
 
 
 def _found(line: Line, results: Mapping[str, Result]) -> str:
