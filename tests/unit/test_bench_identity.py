@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from vtoken.bench import identity
+from vtoken.bench.identity import Proof
 from vtoken.bench.parts import Part
+from vtoken.bench.prompts import Request
+from vtoken.bench.reference import Comparison
+from vtoken.bench.traces import Trace
 from vtoken.device.cpu_copy import CpuCopyEngine
 
 
@@ -62,3 +66,16 @@ def test_copies_in_the_stream_of_the_engine_stay_fast(copies: CpuCopyEngine, mon
     identity.slow_copies(SimpleNamespace(substrate=SimpleNamespace(copies=copies)))
     copies.copy(np.array([3]), np.array([70]))
     assert copies.verify(np.array([3]), np.array([70])) == 0
+
+
+def test_every_request_beside_the_dense_pass_is_a_sample() -> None:
+    proof = object.__new__(Proof)
+    proof.samples = []
+    traces = [Trace(Request([1, 2, 3], 4, {"policy": name, "budget_tokens": 64})) for name in ("random", "h2o")]
+    found = [Comparison(4, np.array([0.1, 0.3]), 0, 4, forgotten, forgotten - 1) for forgotten in (7, 9)]
+    proof._keep("policies", "float32", traces, found)
+    assert [(row["request"], row["policy"], row["forgotten"], row["by_our_scores"]) for row in proof.samples] == [
+        (0, "random", 7, 6), (1, "h2o", 9, 8),
+    ]  # fmt: skip
+    assert proof.samples[0]["largest_difference"] == pytest.approx(0.3)
+    assert proof.samples[0]["mean_difference"] == pytest.approx(0.2)

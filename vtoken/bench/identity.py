@@ -28,8 +28,8 @@ from rich.console import Console
 
 from vtoken.bench.parts import Part
 from vtoken.bench.prompts import RequestMaker
-from vtoken.bench.reference import TOLERANCE, Reference, compare, one_key_less, summary
-from vtoken.bench.traces import TracedEngine
+from vtoken.bench.reference import TOLERANCE, Comparison, Reference, compare, one_key_less, summary
+from vtoken.bench.traces import Trace, TracedEngine
 from vtoken.core.config import VTokenConfig
 from vtoken.core.policies import policy_names
 from vtoken.core.telemetry import Snapshot
@@ -106,6 +106,7 @@ class Proof:
 
     def __init__(self, model: str, scale: Scale, log: Callable[..., None], data: str | None = None) -> None:
         self.parts = {name: Part() for name in ("plugin", "placement", "company", "reference", "policies")}
+        self.samples: list[dict[str, Any]] = []
         self._model, self._log = model, log
         maker = RequestMaker.of_model(model, data)
         self._requests = maker.requests(scale.requests, scale.longest_tokens, scale.tokens)
@@ -178,6 +179,7 @@ class Proof:
         reference = Reference.of_directory(self._model)
         found = [compare(trace, reference) for trace in traces]
         spoilt = [compare(trace, reference, one_key_less) for trace in traces[: self._controls]]
+        self._keep("reference", dtype, traces, found)
         part, tolerance, count = self.parts["reference"], TOLERANCE[dtype], len(self._requests)
         part.count(name, [one.agrees(tolerance) for one in found])
         shown = sum(not one.agrees(tolerance) for one in spoilt)
@@ -202,6 +204,7 @@ class Proof:
             traces = auto.trace(requests)
         reference = Reference.of_directory(self._model)
         found = [compare(trace, reference) for trace in traces]
+        self._keep("policies", dtype, traces, found)
         part = self.parts["policies"]
         part.count(dtype, [one.agrees(TOLERANCE[dtype]) for one in found])
         for index, name in enumerate(names):
@@ -211,6 +214,17 @@ class Proof:
             same = of_policy["by_our_scores"] >= SAME_CHOICES * of_policy["forgotten"]
             part.require(f"{dtype}: {name} forgets what it should", same or dtype != "float32")
             self._log(f"policies, {dtype}, {name}: {of_policy}")
+
+    def _keep(self, part: str, dtype: str, traces: Sequence[Trace], found: Sequence[Comparison]) -> None:
+        """Raw samples: one row per request that was compared with the dense pass."""
+        self.samples += [
+            {
+                "part": part, "dtype": dtype, "request": index, "policy": trace.options.policy, "steps": one.steps,
+                "prompt_tokens": len(trace.request.prompt), "largest_difference": one.largest,
+                "mean_difference": one.mean, "forgotten": one.forgotten, "by_our_scores": one.expected,
+            }
+            for index, (trace, one) in enumerate(zip(traces, found, strict=True))
+        ]  # fmt: skip
 
     def _compare(self, part: str, name: str, found: Sequence[Any], expected: Sequence[Any]) -> None:
         same = [one == other for one, other in zip(found, expected, strict=True)]
@@ -228,4 +242,5 @@ def run(model: str, console: Console, quick: bool, data: str | None = None) -> O
     proof.policies("float32")
     proof.policies("bfloat16")
     values = {name: part.values() for name, part in proof.parts.items()}
-    return Outcome("identity", all(part.passed for part in proof.parts.values()), values)
+    passed = all(part.passed for part in proof.parts.values())
+    return Outcome("identity", passed, values, samples=proof.samples)
