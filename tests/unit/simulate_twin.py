@@ -1,7 +1,7 @@
 """The simulator's engine once more, as simply as it can be written: lists, dicts, no compiled code.
 
-Blocks are numbers in lists; the prefix cache is a dict from content to block; content is the tuple of all tokens up to
-a block's end. Written from vLLM's rules, not from the compiled loops.
+Blocks are numbers in lists; the prefix cache is a dict from block to content, in the order in which blocks were filled;
+content is the tuple of all tokens up to a block's end. Written from vLLM's rules, not from the compiled loops.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ class SlowEngine:
         return taken
 
     def drop_all(self, request):
-        for block in reversed(request.blocks):
+        for block in request.blocks:
             self.refs[block] -= 1
-            if not self.refs[block]:
-                self.free.append(block)
+        left = [block for block in reversed(request.blocks) if not self.refs[block]]
+        empty = [block for block in left if block not in self.content]
+        self.free = empty + self.free + [block for block in left if block in self.content]
         request.blocks = []
 
     def hits(self, request):
@@ -77,7 +78,7 @@ class SlowEngine:
         for index in range(max(0, old - 1), len(request.blocks)):
             end = (index + 1) * self.size
             content, block = tuple(request.tokens[:end]), request.blocks[index]
-            if self.caching and end <= request.computed + tokens and self.cached(content) is None:
+            if self.caching and end <= request.computed + tokens:
                 self.content.setdefault(block, content)
 
     # ---- a step

@@ -2,7 +2,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.simulate_twin import Request, SlowEngine
@@ -50,7 +50,10 @@ def serve(work, engine_shape, step_s=1e9):
 
 
 def check_pool(engine, replica=0):
-    """Every block is in the queue once, or held as often as it is referred to; the cache knows what it holds."""
+    """Every block is in the queue once, or held as often as it is referred to; the cache knows what it holds.
+
+    What has nothing cached is handed out first.
+    """
     state = engine.state
     blocks, line, requests = state.blocks[replica], state.lines[replica], state.requests
     queue, at = [], blocks[0]["next"]
@@ -59,8 +62,16 @@ def check_pool(engine, replica=0):
         assert blocks[blocks[at]["prev"]]["next"] == at
         at = blocks[at]["next"]
     assert len(queue) == len(set(queue)) == line["free"]
+    cached = [bool(key) for key in blocks["key"][queue]]
+    assert cached == sorted(cached)
     held = Counter()
     keys = {int(s["key"]): int(s["block"]) for s in state.slots[replica] if s["block"]}
+    sealed = {}
+    for key, first in keys.items():
+        at = first
+        while at:
+            sealed[at] = key
+            at = int(blocks[at]["same"])
     for name in state.running[replica, : line["running"]]:
         it, at = requests[name], requests[name]["top"]
         for _ in range(it["own"]):
@@ -75,11 +86,19 @@ def check_pool(engine, replica=0):
     assert held == Counter({i: int(n) for i, n in enumerate(blocks["refs"]) if n})
     assert not set(held) & set(queue)
     assert len(held) + len(queue) == line["blocks"]
-    assert {int(k): i for i, k in enumerate(blocks["key"]) if k} == keys
+    assert {i: int(k) for i, k in enumerate(blocks["key"]) if k} == sealed
+
+
+TWO_OF_A_KEY = [
+    (0.0, 1, 9, 0, 0), (0.0, 4, 1, 1, 1), (0.0, 8, 30, 0, 0), (0.03125, 4, 2, 1, 1), (0.03125, 1, 1, 0, 0),
+    (0.0, 1, 1, 0, 0), (0.0, 1, 1, 0, 0), (0.0, 1, 1, 0, 0), (0.0, 5, 1, 1, 1),
+]  # fmt: skip
+"""Two blocks with the same cached; the first is evicted before somebody looks for it."""
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(REQUEST, min_size=1, max_size=12), st.integers(4, 24), st.booleans())
+@example(requests=TWO_OF_A_KEY, blocks=15, caching=True)
 def test_every_request_has_the_times_that_the_simplest_engine_gives_it(requests, blocks, caching):
     work = trace(requests)
     engine = serve(work, shape(blocks, caching=caching))

@@ -1,8 +1,11 @@
 """A replica's block pool with a prefix cache, after vLLM's BlockPool: compiled, on the records of `state`.
 
-Free blocks stand in one queue, the longest unused first. A block keeps what it has cached until it is handed out
-again; a prompt that begins with it takes it out of the queue, wherever it stands. Requests hold their blocks in two
-ways: the leading ones that they found in the cache by key, the others as a chain, the newest on top.
+Free blocks stand in one queue: in front those with nothing cached, behind them the others, the longest unused first.
+A block keeps what it has cached until it is handed out again; a prompt that begins with it takes it out of the queue,
+wherever it stands. Several blocks may have the same cached, since none is exchanged under a request: the first to be
+sealed is found. Requests hold their blocks in two ways: the leading ones that they found in the cache by key, the
+others as a chain, the newest on top. A block found by key stays the one that its key finds: only free blocks lose
+their keys.
 """
 
 from __future__ import annotations
@@ -46,30 +49,47 @@ def _place(state: State, replica: int, key: int) -> int:
 
 @compiled
 def find(state: State, replica: int, key: int) -> int:
-    """The block that has `key` cached, 0: none."""
+    """The first sealed of the blocks that have `key` cached, 0: none."""
     block: int = state.slots[replica, _place(state, replica, key)].block
     return block
 
 
 @compiled
 def seal(state: State, replica: int, block: int, key: int) -> None:
-    """`block` has `key` cached from now on, unless another block has."""
-    at = _place(state, replica, key)
-    if state.slots[replica, at].block:
+    """`block` has `key` cached from now on, behind the other blocks that have."""
+    blocks, at = state.blocks, _place(state, replica, key)
+    blocks[replica, block].key = key
+    last = state.slots[replica, at].block
+    if not last:
+        state.slots[replica, at].key = key
+        state.slots[replica, at].block = block
         return
-    state.slots[replica, at].key = key
-    state.slots[replica, at].block = block
-    state.blocks[replica, block].key = key
+    while blocks[replica, last].same:
+        last = blocks[replica, last].same
+    blocks[replica, last].same = block
 
 
 @compiled
 def _unseal(state: State, replica: int, block: int) -> None:
+    """`block` has nothing cached any more; other blocks with its key keep it."""
+    blocks, at = state.blocks, _place(state, replica, state.blocks[replica, block].key)
+    before, following = state.slots[replica, at].block, blocks[replica, block].same
+    blocks[replica, block].key = 0
+    blocks[replica, block].same = 0
+    if before != block:
+        while blocks[replica, before].same != block:
+            before = blocks[replica, before].same
+        blocks[replica, before].same = following
+    elif following:
+        state.slots[replica, at].block = following
+    else:
+        _erase(state, replica, at)
+
+
+@compiled
+def _erase(state: State, replica: int, hole: int) -> None:
     slots, mask = state.slots, state.slots.shape[1] - 1
-    at = _home(state, state.blocks[replica, block].key)
-    while slots[replica, at].block != block:
-        at = (at + 1) & mask
-    state.blocks[replica, block].key = 0
-    hole = at
+    at = hole
     while True:
         at = (at + 1) & mask
         if not slots[replica, at].block:
@@ -104,15 +124,19 @@ def hold(state: State, replica: int, block: int) -> None:
 
 @compiled
 def drop(state: State, replica: int, block: int) -> None:
-    """One request less refers to a block; the last one puts it at the end of the queue."""
+    """One request less refers to a block; the last one puts it into the queue.
+
+    At the end, or in front if it has nothing cached: those are all alike, so their order is not vLLM's.
+    """
     blocks = state.blocks
     blocks[replica, block].refs -= 1
     if not blocks[replica, block].refs:
-        last = blocks[replica, 0].prev
-        blocks[replica, last].next = block
-        blocks[replica, block].prev = last
-        blocks[replica, block].next = 0
-        blocks[replica, 0].prev = block
+        before = blocks[replica, 0].prev if blocks[replica, block].key else 0
+        following = blocks[replica, before].next
+        blocks[replica, before].next = block
+        blocks[replica, block].prev = before
+        blocks[replica, block].next = following
+        blocks[replica, following].prev = block
         state.lines[replica].free += 1
 
 

@@ -58,12 +58,15 @@ REQUEST = np.dtype(
     sealed             1: blocks of its own may be in the prefix cache
 """
 
-BLOCK = np.dtype([("key", np.int64), *((name, np.int32) for name in ("next", "prev", "below", "refs"))], align=True)
+BLOCK = np.dtype(
+    [("key", np.int64), *((name, np.int32) for name in ("next", "prev", "below", "refs", "same"))], align=True
+)
 """A block of a pool: what it has cached (0: nothing), its neighbours in the queue of free blocks (block 0 is the
-queue's head), the next one of its chain, how many requests refer to it."""
+queue's head), the next one of its chain, how many requests refer to it, the block that was sealed with the same key
+after it (0: none)."""
 
 SLOT = np.dtype([("key", np.int64), ("block", np.int32)], align=True)
-"""A slot of the hash table from key to block; block 0: empty."""
+"""A slot of the hash table from key to block, the first sealed one; block 0: empty."""
 
 LINE = np.dtype(
     [(name, np.float64) for name in ("clock_s", "step_end_s", "slowness", "kv_use_s", "busy_s")]
