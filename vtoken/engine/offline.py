@@ -1,7 +1,8 @@
 """A synchronous engine for comparisons: the same prompts under one configuration, watched step by step.
 
 Used by the demo, the benchmarks and the tests. Scheduler and API share the process, so one `step`
-is one engine step and the snapshot behind it is exact; the worker is a process of its own, as always.
+is one engine step and the scheduler's part of the snapshot behind it is exact; the worker is a process of its own, as
+always, and what it counts may be STATISTICS_SECONDS old until `settle`.
 """
 
 from __future__ import annotations

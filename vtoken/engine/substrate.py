@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.vtoken")
 
 STATISTICS_SECONDS = 0.05
-"""A busy engine says this often what its worker counts: heartbeats are rarer, and no step is too short for it."""
+"""A busy engine says this often what its worker counts, steps apart: heartbeats are rarer."""
 
 DETAIL_SECONDS = 0.5
 """Details are refreshed at most this often: they are looked at every two seconds."""
@@ -233,10 +233,14 @@ class Substrate:
     # ---- telemetry and tests ---------------------------------------------------------------------
 
     def due_statistics(self) -> dict[str, Any]:
-        """`statistics` when it is time for them, or a step may be the last for long; else nothing."""
+        """`statistics` when it is time for them, or a step may be the last for long; else the steps alone.
+
+        Routers judge by the steps whether a replica's reports can be true, beside numbers of requests that are of this
+        step: steps of before would make an honest replica look like one that stands still.
+        """
         now_s = time.monotonic()
         if not self._quiet and now_s - self._told_at < STATISTICS_SECONDS:
-            return {}
+            return {"steps_total": self._tally.steps}
         self._told_at = now_s
         return self.statistics()
 
