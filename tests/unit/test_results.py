@@ -133,16 +133,16 @@ def test_a_shorter_run_does_not_replace_the_one_that_counts(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
 
-    def record(passed: bool, *words: str) -> None:
+    def record(*words: str, passed: bool = True) -> None:
         monkeypatch.setattr(sys, "argv", ["python", "bench", "idle", "--record", *words])
         last_line.finish(Outcome("idle", passed), arguments("--record"))
 
-    record(True, "--quick")
-    record(False)
+    record("--quick")
+    record(passed=False)
     with pytest.raises(ConfigError, match=r"--out DIR"):
-        record(True, "--quick")
+        record("--quick")
     assert files.read(files.RESULTS)["idle"].passed is False
-    record(True)
+    record()
     assert files.read(files.RESULTS)["idle"].passed is True
 
 

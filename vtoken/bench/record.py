@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -72,7 +73,7 @@ def _fields(text: str) -> dict[str, Any] | None:
     values = jsonable(line["values"])
     return {
         "id": line["id"], "passed": line["pass"], "values": values, "interval": dict(intervals(values)),
-        "command": portable(line["command"].split()),
+        "command": portable(shlex.split(line["command"])),
     }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def _commit() -> Iterator[tuple[str, str]]:
 
 
 def portable(words: Sequence[str]) -> str:
-    """A command in one line that repeats a run; paths and addresses become DIR and URL, where it was kept is left out."""
+    """A command that repeats a run, in one line; paths and addresses become DIR and URL, and KEEPING is left out."""
     kept, skipped = [], False
     for word in words:
         option, equals, _ = word.partition("=")
