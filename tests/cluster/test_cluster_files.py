@@ -160,6 +160,13 @@ def test_the_fleet_fits_the_nodes(path):
     assert settings.autoscaling.down_delay_s < 60 * config["idle_timeout_minutes"]
 
 
+@pytest.mark.parametrize("path", [FLEET, MANIFEST], ids=lambda path: path.name)
+def test_a_fleet_on_gpus_is_switched_on_by_its_operator_and_not_by_us(path):
+    """As the file stands the start-up check refuses by name; it says where the switch is."""
+    assert not fleet_settings().vtoken.experimental_gpu
+    assert re.findall(r"^ *(#?) *experimental_gpu: true", path.read_text(encoding="utf-8"), re.MULTILINE) == ["#"]
+
+
 # ---- KubeRay ------------------------------------------------------------------------------------------------------
 
 
