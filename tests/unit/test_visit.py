@@ -211,6 +211,18 @@ def test_every_completion_counts_in_the_service_level_by_how_it_ended():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("code", "logged"), [("500", "500"), ('"engine"', "engine"), ("null", None), ("[1]", None)])
+def test_a_stream_that_the_engine_breaks_off_has_failed_whatever_its_code(log, code, logged):
+    event = f'data: {{"error": {{"message": "x", "type": "InternalServerError", "param": null, "code": {code}}}}}\n\n'
+    chunks = ("chunk", 'data: {"choices": [1]}\n\n'), ("chunk", event), ("chunk", "data: [DONE]\n\n")
+    app, service, _ = server([("stream", None), *chunks])
+    asyncio.run(ask(app, {**BODY, "stream": True}))
+    told = service.report()["service"]
+    assert (told["requests_total"]["failed"], told["requests_total"]["served"]) == (1, 0)
+    assert (told["slo"]["success"]["met"], told["slo"]["success"]["missed"]) == (0, 1)
+    assert (log.records[-1]["status"], log.records[-1]["code"]) == (200, logged)
+
+
 def test_a_client_that_leaves_in_mid_request_is_no_defect(log):
     app, _, handle = server([])
     status, _, _ = asyncio.run(ask(app, chunks=[b'{"model": '], leave_after=1))

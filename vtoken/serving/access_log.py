@@ -1,7 +1,7 @@
 """The access log: one JSON object per request, on the logger `vtoken.access`. Never a prompt, a key or a body.
 
 What a client may write freely gets in at one place only, the request id, and only if it looks like one. The route is
-the template that matched, not the path; the key is its name; `code` is a word.
+the template that matched, not the path; the key is its name; `code` is a word or an HTTP status.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class AccessRecord:
         key: name of the API key; empty if there was none that is valid.
         method, route: of the request; the route as a template.
         status: of the answer; 499 if the client left before there was one.
-        code: of the error object, of an error event in a stream, or None.
+        code: of the error object, of an error event in a stream, or None. The engine's own errors
+            have an HTTP status there.
         stream: whether server-sent events were sent.
         prompt_tokens: estimated from the length of the text, exact for token ids; 0 if the request was not read.
         completion_tokens: as the engine counted them; in a stream without `usage`, the events with content.
@@ -98,8 +99,13 @@ def safe_request_id(raw: str | None) -> str | None:
 
 
 def safe_code(raw: object) -> str | None:
-    """An error object's code if it is a word, else None."""
-    return raw if isinstance(raw, str) and WORD.fullmatch(raw) else None
+    """An error object's code if it is a word or, as the engine's own, an HTTP status; else None.
+
+    >>> safe_code("engine"), safe_code(500), safe_code("a b")
+    ('engine', '500', None)
+    """
+    text = str(raw) if type(raw) is int and 100 <= raw < 600 else raw
+    return text if isinstance(text, str) and WORD.fullmatch(text) else None
 
 
 def open_log(settings: AccessLogSettings) -> None:

@@ -52,6 +52,7 @@ class Visit:
         self._at_end: list[Callable[[], None]] = []
         self._counted = False
         self._last_ms = 0.0  # when the last event of a stream went out
+        self._broken = False  # an error event went out
         self._ended = False
 
     def at_end(self, action: Callable[[], None]) -> None:
@@ -76,7 +77,9 @@ class Visit:
             record.completion_tokens += body.count(EVENT)
         if EVENT in body:
             self._last_ms = self._ms()
-        if (record.stream and ERROR_EVENT in body) or record.status >= 400:
+        breaks = record.stream and ERROR_EVENT in body
+        self._broken |= breaks
+        if breaks or record.status >= 400:
             record.code = _code_in(body) or record.code
 
     def answer(self) -> Answer:
@@ -86,7 +89,7 @@ class Visit:
             return Answer(record.status)
         later = record.completion_tokens - 1
         tpot_s = (self._last_ms - record.ttft_ms) / 1e3 / later if later > 0 else None
-        return Answer(record.status, record.code is not None, record.ttft_ms / 1e3, tpot_s)
+        return Answer(record.status, self._broken, record.ttft_ms / 1e3, tpot_s)
 
     def end(self) -> None:
         """The visit is over; calling it again does nothing."""
