@@ -103,14 +103,20 @@ def test_reports_must_come_before_they_are_stale(model, heartbeat, router, words
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize(("patience_s", "idle_s"), [(0.0, 1.0), (2.0, 1.0), (4.5, 3.5), (1.05, 0.1)])
-def test_a_fleet_that_waits_for_its_first_reports_must_not_count_as_none(model, patience_s, idle_s):
-    args = {"model": model, "heartbeat": {"idle_s": idle_s}}
-    with pytest.raises(ConfigError) as caught:
-        DeploymentSettings.from_args({**args, "admission": {"no_replica_s": patience_s}})
-    words = (f"admission.no_replica_s = {patience_s}", f"heartbeat.idle_s = {idle_s}", "1.0 s")
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert DeploymentSettings.from_args({**args, "admission": {"no_replica_s": idle_s + 1.1}})
+@pytest.mark.parametrize(("batch_s", "lost_s"), [(0.0, 1.2), (0.02, 2.2)])
+@pytest.mark.parametrize("idle_s", [0.1, 1.0, 3.5])
+def test_a_fleet_that_waits_for_its_first_reports_must_not_count_as_none(model, idle_s, batch_s, lost_s):
+    """A report is lost after a second and tried again 0.2 s later; a relay that does not answer costs a second more."""
+    args = {"model": model, "heartbeat": {"idle_s": idle_s, "batch_s": batch_s}}
+    for patience_s in (0.0, round(idle_s + lost_s - 0.05, 3)):
+        with pytest.raises(ConfigError) as caught:
+            DeploymentSettings.from_args({**args, "admission": {"no_replica_s": patience_s}})
+        words = (f"admission.no_replica_s = {patience_s}", f"at least {idle_s + lost_s:g}", f"idle_s = {idle_s}",
+                 "1.0 s for a lost", "0.2 s until")  # fmt: skip
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+        relay = f"1.0 s for the relay of the node (heartbeat.batch_s = {batch_s})"
+        assert (relay in str(caught.value)) is (batch_s > 0)
+    assert DeploymentSettings.from_args({**args, "admission": {"no_replica_s": round(idle_s + lost_s, 3)}})
 
 
 def test_a_hint_of_an_error_survives_its_new_name():

@@ -32,7 +32,7 @@ from vtoken.serving.faults import Faults
 from vtoken.serving.metrics import start_replica_metrics
 from vtoken.serving.relay import Courier, relay_of_node
 from vtoken.serving.ridealong import Ride, RideAlong
-from vtoken.serving.settings import CONTROLLER_TIMEOUT_S, DeploymentSettings, HeartbeatSettings
+from vtoken.serving.settings import CONTROLLER_TIMEOUT_S, RETRY_S, DeploymentSettings, HeartbeatSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -255,7 +255,7 @@ class EngineReplica:
         except Exception as error:  # noqa: BLE001  # a dead controller must never hurt a replica
             self._verdicts[UNDELIVERED] += 1
             logger.warning("heartbeat %d not delivered: %s", beat.sequence, error)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(RETRY_S)
             return
         self._verdicts[verdict.value] += 1
         if verdict is not Verdict.ACCEPTED:

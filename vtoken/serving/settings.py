@@ -26,7 +26,10 @@ from vtoken.serving.keys import AuthSettings
 from vtoken.serving.limit_settings import LimitSettings
 
 CONTROLLER_TIMEOUT_S = 1.0
-"""Longest wait of a replica for the controller; when it died under a heartbeat, the next one is late by so much."""
+"""Longest wait of a replica for the controller, and before that for the relay of its node."""
+
+RETRY_S = 0.2
+"""Pause of a replica after a report that was lost."""
 
 
 def _text(key: str, value: object) -> None:
@@ -237,10 +240,14 @@ class DeploymentSettings:
 
     def _check_patience(self) -> None:
         """While a restarted controller waits for the first reports, living replicas must not count as none."""
-        patience_s, idle_s = self.admission.no_replica_s, self.heartbeat.idle_s
-        least_s = idle_s + CONTROLLER_TIMEOUT_S
-        if patience_s <= least_s:
-            allowed = f"above {least_s:g}: heartbeat.idle_s = {idle_s} and {CONTROLLER_TIMEOUT_S} s for a lost report"
+        patience_s, idle_s, batch_s = self.admission.no_replica_s, self.heartbeat.idle_s, self.heartbeat.batch_s
+        relay_s = CONTROLLER_TIMEOUT_S if batch_s > 0 else 0.0
+        least_s = round(idle_s + CONTROLLER_TIMEOUT_S + RETRY_S + relay_s, 3)
+        if patience_s < least_s:
+            allowed = f"at least {least_s:g}: heartbeat.idle_s = {idle_s}, {CONTROLLER_TIMEOUT_S} s for a lost report, "
+            allowed += f"{RETRY_S} s until the next"
+            if relay_s:
+                allowed += f", and {relay_s} s for the relay of the node (heartbeat.batch_s = {batch_s})"
             hint = "A controller that has restarted knows no replica before its next report: requests would get 503."
             raise ConfigError("admission.no_replica_s", patience_s, allowed, hint)
 
