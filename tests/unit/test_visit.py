@@ -190,6 +190,23 @@ def test_the_times_of_a_stream_are_those_that_its_client_saw(monkeypatch):
     assert (unary.answer().ttft_s, unary.answer().tpot_s) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**BODY, "n": 4}),
+        ("/v1/completions", {"model": "m", "prompt": ["a", "b"]}),
+        ("/v1/completions", {"model": "m", "prompt": "a", "n": 2}),
+    ],
+)
+def test_tokens_of_several_sequences_say_nothing_about_the_time_between_two_of_one(path, body):
+    chunk = ("chunk", 'data: {"choices": [1]}\n\n')
+    app, service, _ = server([("stream", None), *[chunk] * 8, ("chunk", "data: [DONE]\n\n")])
+    status, *_ = asyncio.run(ask(app, {**body, "stream": True}, path=path))
+    told = service.report()["service"]
+    assert (status, told["ttft_seconds"]["count"], told["tpot_seconds"]["count"]) == (200, 1, 0)
+    assert told["slo"]["tpot"]["met"] + told["slo"]["tpot"]["missed"] == 0
+
+
 def test_every_completion_counts_in_the_service_level_by_how_it_ended():
     chunk = ("chunk", 'data: {"choices": [1]}\n\n')
     seen = {}

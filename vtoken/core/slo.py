@@ -79,7 +79,7 @@ class Answer:
         status: of HTTP; 499 if the client left before there was one.
         broken: its stream ended with an error event.
         ttft_s: from arrival to the first token; None if it is no stream, or had none.
-        tpot_s: mean time from token to token; None without two of them.
+        tpot_s: mean time from token to token; None without two of them, or for several sequences in one stream.
     """
 
     status: int

@@ -100,7 +100,7 @@ class Acceptor:
         """Through the gate."""
         this = visit.current()
         hint = hint_for(kind, body, self._settings.vtoken, tunables)
-        this.record.prompt_tokens = hint.prompt_tokens_estimate
+        this.record.prompt_tokens, this.sequences = hint.prompt_tokens_estimate, hint.sequences
         asked = self._asked(priority, hint, raw, tunables)
         refusal = self._never(kind, body, hint, asked)
         if refusal is not None:

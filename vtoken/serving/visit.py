@@ -44,10 +44,11 @@ class Visit:
     Attributes:
         key: name of its API key.
         record: what the access log will say.
+        sequences: that its completion is for the engine, whose tokens come in one stream.
     """
 
     def __init__(self, key: str, record: AccessRecord) -> None:
-        self.key, self.record = key, record
+        self.key, self.record, self.sequences = key, record, 1
         self._came_s = time.monotonic()
         self._at_end: list[Callable[[], None]] = []
         self._counted = False
@@ -83,11 +84,13 @@ class Visit:
             record.code = _code_in(body) or record.code
 
     def answer(self) -> Answer:
-        """How the request went, once it has ended: only a stream shows when its tokens came."""
+        """How the request went, once it has ended: only a stream shows when its tokens came, and only one of a single
+        sequence how they followed each other.
+        """
         record = self.record
         if not record.stream or record.ttft_ms is None:
             return Answer(record.status)
-        later = record.completion_tokens - 1
+        later = record.completion_tokens - 1 if self.sequences == 1 else 0
         tpot_s = (self._last_ms - record.ttft_ms) / 1e3 / later if later > 0 else None
         return Answer(record.status, self._broken, record.ttft_ms / 1e3, tpot_s)
 
