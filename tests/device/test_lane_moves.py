@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,6 +42,21 @@ def test_a_group_moves_and_leaves_every_other_element(move, element, moves, unit
             wanted[d // BLOCK * DIM * BLOCK + line * BLOCK + d % BLOCK] = cache[source]
     move(cache, src, dst, 0, len(src), first_src, first_dst, first_dst, BLOCK, DIM)
     assert np.array_equal(cache, wanted)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "wanted"),
+    [("CPU_NAME", "generic", False), ("CPU_FEATURES", "+sse4.2", False), ("ENABLE_AVX", "0", False),
+     ("CPU_FEATURES", "+avx512bw,+avx512vl", True)],
+)  # fmt: skip
+def test_the_permutation_is_numbas_targets_and_not_the_processors(setting, value, wanted):
+    """LLVM ends the process when it is asked for an instruction that its target does not have."""
+    code = "from vtoken.device import lane_moves; print(lane_moves.available())"
+    environment = {**os.environ, f"NUMBA_{setting}": value}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.split() == [str(wanted)]
 
 
 @njit

@@ -16,11 +16,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from vtoken.device.simd import LANES
@@ -31,9 +31,12 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 @functools.cache
 def available() -> bool:
-    """Whether this processor permutes sixteen 16-bit and 32-bit lanes by an index in a register."""
-    features = llvm.get_host_cpu_features()
-    return bool(features.get("avx512bw") and features.get("avx512vl"))
+    """Whether numba compiles for a processor that permutes sixteen 16-bit and 32-bit lanes by an index in a register.
+
+    That is this one, unless NUMBA_CPU_NAME, NUMBA_CPU_FEATURES or NUMBA_ENABLE_AVX say otherwise.
+    """
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return {"+avx512bw", "+avx512vl"} <= set(features.split(","))
 
 
 @njit(nogil=True)
