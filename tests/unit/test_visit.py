@@ -156,6 +156,15 @@ def test_a_stream_that_breaks_is_logged_with_the_code_of_its_event(log):
     assert service._gate.report()["inside_requests"] == 0
 
 
+def test_a_count_that_fails_keeps_no_place_in_the_fleet_and_no_line_from_the_log(log, monkeypatch, caplog):
+    app, service, _ = server([ANSWER])
+    monkeypatch.setattr(service._level, "note", lambda _answer: 1 / 0)
+    status, *_ = asyncio.run(ask(app))
+    assert (status, service._gate.report()["inside_requests"]) == (200, 0)
+    assert [record["status"] for record in log.records] == [200]
+    assert "ZeroDivisionError" in caplog.text
+
+
 @pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 499)])
 def test_a_client_that_leaves_is_logged_and_gives_its_place_back(log, stream, status):
     items = [("stream", None), ("chunk", "data: {}\n\n"), "hang"] if stream else ["hang"]

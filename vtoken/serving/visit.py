@@ -7,6 +7,7 @@ response itself, because a stream that nobody has begun to read has no other end
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,8 @@ from vtoken.core.slo import Answer
 from vtoken.serving.access_log import AccessRecord, logger, safe_code, safe_request_id, utc_now
 from vtoken.serving.answers import error_response
 from vtoken.serving.keys import ANONYMOUS, KeyRing
+
+defects = logging.getLogger("ray.serve")
 
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s?(\d+)')
 """In text that a model wrote the quotes are escaped, so only the engine's own count fits."""
@@ -95,12 +98,17 @@ class Visit:
         return Answer(record.status, self._broken, record.ttft_ms / 1e3, tpot_s)
 
     def end(self) -> None:
-        """The visit is over; calling it again does nothing."""
+        """The visit is over; calling it again does nothing. An action that fails keeps none of the others from being
+        done: one of them gives the request's place in the fleet back.
+        """
         if self._ended:
             return
         self._ended = True
         for action in self._at_end:
-            action()
+            try:
+                action()
+            except Exception:
+                defects.exception("an action at the end of a request failed")
         self.record.total_ms = self._ms()
         logger.info("%s", self.record.to_line())
 
