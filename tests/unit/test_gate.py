@@ -120,7 +120,7 @@ def test_nobody_waits_longer_than_max_wait_s():
 
 def test_without_a_replica_requests_wait_and_get_503():
     async def scenario():
-        this = gate(Controller(replicas=0), rules=GateRules(no_replica_s=1.2))
+        this = gate(Controller(replicas=0), rules=GateRules(no_replica_s=1.4))
         await entered(this, 1)
         await asyncio.sleep(0.05)
         reply = await asyncio.wait_for(this.enter(Asked()), 5.0)
