@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from vtoken.bench.child import Child
@@ -120,10 +120,6 @@ class Stepper:
     def outputs(self) -> list[tuple[int, ...]]:
         """Token ids generated so far, by request."""
         return list(self._outputs.values())
-
-    def totals(self) -> dict[str, Any]:
-        """The engine's snapshot; all zero without vToken."""
-        return asdict(self.engine.snapshots.snapshot())
 
     def _step(self) -> None:
         self._outputs |= {name: completion.token_ids for name, completion, _ in self.engine.step()}
