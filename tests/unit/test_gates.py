@@ -124,6 +124,34 @@ def test_what_has_the_turn_is_not_overtaken_by_others_small_ones():
     assert sorted(tokens for tokens, _ in front.inside[0].values()) == [5, 70]
 
 
+def test_a_turn_is_used_up_by_the_request_that_had_it():
+    """Until the gate has told the others, nobody else of it is judged by the whole room."""
+    front = Front(2)
+    front.poll(1)
+    front.poll(0)
+    first = front.ask(0, 50)
+    front.poll(0)
+    front.ask(0, 20)
+    large, behind = front.ask(0, 32), front.ask(0, 34)
+    front.poll(0)
+    assert front.peers[0].turn == large.number
+    assert set(front.asked[0]) == {large.number, behind.number}
+    front.end(0, first.number)
+    assert set(front.asked[0]) == {behind.number}, "it would take 34 of 48, its share is 24"
+    front.poll(0)
+    assert not front.asked[0], "its own turn has come"
+
+
+def test_who_comes_after_the_turn_was_given_does_not_have_it():
+    front = Front(2)
+    front.ask(0, 5)
+    large = front.ask(0, 60)
+    report = front.gates[0].told("0", front.room(0))
+    front.peers[0], front.told[0] = front.controller.say(report, 0.0), report.committed_tokens
+    front.gates[0].leave(large.number, 0.0)
+    assert front.ask(0, 90).ruling is Ruling.WAITING
+
+
 def served(count, ticks=400, stay=10):
     """Token-ticks that a fleet serves behind so many gates that are always asked for more, and the longest wait of a
     large request at the first gate.
@@ -157,12 +185,12 @@ def test_several_gates_serve_nearly_what_one_does_and_starve_no_large_request(co
 def test_reports_add_up_and_who_falls_silent_is_forgotten_with_its_turn():
     gates = Gates()
     assert gates.waiting(0.0) == 0
-    assert gates.say(GateReport("a", 3, 30, head=7, head_tokens=50), 0.0) == GatePeers(0, 0, turn=True)
+    assert gates.say(GateReport("a", 3, 30, head=7, head_tokens=50), 0.0) == GatePeers(0, 0, turn=7)
     assert gates.say(GateReport("b", 4, 40, head=9, head_tokens=60), 1.0) == GatePeers(1, 30 + 50)
-    assert gates.say(GateReport("a", 5, 30, head=7, head_tokens=50), 2.0) == GatePeers(1, 40, turn=True)
+    assert gates.say(GateReport("a", 5, 30, head=7, head_tokens=50), 2.0) == GatePeers(1, 40, turn=7)
     assert gates.waiting(2.0) == 9
     assert gates.waiting(1.0 + Gates.FORGET_AFTER_S) == 9
-    assert gates.say(GateReport("b", 4, 40, head=9, head_tokens=60), 5.1) == GatePeers(0, 0, turn=True)
+    assert gates.say(GateReport("b", 4, 40, head=9, head_tokens=60), 5.1) == GatePeers(0, 0, turn=9)
     assert gates.waiting(5.1) == 4
 
 

@@ -109,7 +109,7 @@ class Admission:
 
     def _enter(self, asked: Asked, room: GateRoom, now_s: float) -> Decision:
         returned = self._returns.is_due(asked.mark, now_s)
-        if not self._line and room.fits(asked.hold_tokens, len(self._inside), self._committed):
+        if not self._line and self._fits(asked.hold_tokens, self._numbers, room):
             self._returns.redeem(asked.mark)
             self._let_in(self._numbers, asked.hold_tokens, now_s)
             return self._decided(Ruling.ADMITTED, Reason.ROOM, self._numbers)
@@ -166,7 +166,7 @@ class Admission:
     def grants(self, room: GateRoom, now_s: float) -> list[int]:
         """Let in whoever's turn it is while there is room; who does not fit yet holds the others up."""
         granted = []
-        while (head := self._line.head()) and room.fits(head.hold_tokens, len(self._inside), self._committed):
+        while (head := self._line.head()) and self._fits(head.hold_tokens, head.number, room):
             waiter = self._line.grant()
             self._let_in(waiter.number, waiter.hold_tokens, now_s)
             self._waited(waiter, now_s)
@@ -257,6 +257,9 @@ class Admission:
             "wait_seconds": waits,
             "decisions_total": decisions,
         }
+
+    def _fits(self, hold_tokens: int, number: int, room: GateRoom) -> bool:
+        return room.fits(hold_tokens, len(self._inside), self._committed, number)
 
     def _let_in(self, number: int, hold_tokens: int, now_s: float) -> None:
         self._inside[number] = _Inside(hold_tokens, now_s)

@@ -6,7 +6,7 @@
     promised     = what all gates have let in and is not in use yet: commitments, own and told, - tokens in use
     untold       = own commitments since this gate last told the others
     room         = free memory - promised - n x untold
-    fits         : commitment <= room / n, or <= room in the gate whose turn it is (`vtoken.core.gates`)
+    fits         : commitment <= room / n, or <= room for the request whose turn it is (`vtoken.core.gates`)
 
 So n gates that know nothing of each other's last requests take 1/n of the room each. A gate of which nothing is
 known counts as if it were like this one. A request commits its prompt and `growth_share` of the growth that is
@@ -70,19 +70,20 @@ class GateRoom:
     peers: GatePeers = field(default_factory=GatePeers)
     told_tokens: int | None = None
 
-    def fits(self, hold_tokens: int, inside: int, committed_tokens: int) -> bool:
+    def fits(self, hold_tokens: int, inside: int, committed_tokens: int, number: int = 0) -> bool:
         """Whether another request fits beside `inside` ones; into an empty fleet one always does if there is a place.
 
         Args:
             hold_tokens: what the request commits.
             inside: requests that this ingress has let in.
             committed_tokens: what they committed together.
+            number: of the request: a turn is its alone, the other gates count with its tokens. 0: it can have none.
         """
         if inside >= self.places:
             return False
         if self._in_share(hold_tokens, committed_tokens):
             return True
-        if self.ingresses > 1 and not self.peers.turn:
+        if self.ingresses > 1 and not 0 < number == self.peers.turn:
             return False
         empty = inside == 0 and self.peers.committed_tokens == 0
         return empty or hold_tokens <= self._room_tokens(committed_tokens)

@@ -1,7 +1,7 @@
 """What the gates of several ingresses know of each other, through the controller. Pure; the clock is an argument.
 
     gate --report: what it has committed, and who is next in its line and lacks memory--> controller
-    gate <--peers: what the others have committed, and whether it is this gate's turn---- controller
+    gate <--peers: what the others have committed, and whose turn it is, if it is this gate's---- controller
 
 At once a gate lets in no more than 1/n of the room that it sees: n - 1 others may do the same before it hears of it.
 One gate at a time has the turn, and may use all of that room for whoever is next in its line. What that one will hold
@@ -40,12 +40,12 @@ class GatePeers:
     Attributes:
         gates: others that have reported lately.
         committed_tokens: of all of them, and of the request whose turn it is in one of them.
-        turn: whether it is this gate's turn.
+        turn: number of this gate's request whose turn it is; 0: it is another gate's turn, or nobody's.
     """
 
     gates: int = 0
     committed_tokens: int = 0
-    turn: bool = False
+    turn: int = 0
 
 
 class Gates:
@@ -71,7 +71,7 @@ class Gates:
         committed = sum(other.committed_tokens for other in others)
         if holder != name:
             committed += self._said[holder][1].head_tokens
-        return GatePeers(len(others), committed, turn=name in self._turns and holder == name)
+        return GatePeers(len(others), committed, turn=self._turns.get(name, 0) if holder == name else 0)
 
     def waiting(self, now_s: float) -> int:
         """Requests that wait in all gates together."""
