@@ -14,7 +14,7 @@ from vtoken.core.slo import Answer, Objective, Outcome, ServiceLevel, SloSetting
 PROMISE = SloSettings(ttft_s=1.0, tpot_s=0.1, ttft_share=0.9, tpot_share=0.95, success_share=0.99)
 seconds = st.none() | st.floats(0, 100)
 answers = st.lists(
-    st.builds(Answer, st.sampled_from([200, 400, 404, 429, 499, 500, 503]), st.booleans(), seconds, seconds)
+    st.builds(Answer, st.sampled_from([200, 400, 404, 429, 499, 500, 503]), st.booleans(), seconds, seconds, seconds)
 )
 
 
@@ -23,10 +23,11 @@ def counted(given_answers):
     served = [one for one in given_answers if one.status < 400 and not one.broken]
     failed = [one for one in given_answers if one.status != 499 and (one.status >= 500 or one.broken)]
     first = [one.ttft_s for one in served if one.ttft_s is not None]
+    gone = [one for one in given_answers if one.status == 499 and one.waited_s is not None and one.waited_s > 1.0]
     later = [one.tpot_s for one in served if one.tpot_s is not None]
     return {
         "success": (len(served), len(failed)),
-        "ttft": (sum(one <= 1.0 for one in first), sum(one > 1.0 for one in first)),
+        "ttft": (sum(one <= 1.0 for one in first), sum(one > 1.0 for one in first) + len(gone)),
         "tpot": (sum(one <= 0.1 for one in later), sum(one > 0.1 for one in later)),
     }
 
@@ -42,9 +43,22 @@ def test_objectives_are_met_and_missed_as_often_as_a_recount_says(given_answers)
         outcome: Counter(one.outcome for one in given_answers)[outcome] for outcome in Outcome
     }
     assert sum(told["requests_total"].values()) == len(given_answers)
+    served = [one for one in given_answers if one.outcome is Outcome.SERVED]
     for name in ("ttft", "tpot"):
         seen = told[f"{name}_seconds"]
-        assert seen["count"] == sum(seen["at_most"].values()) == sum(counted(given_answers)[name])
+        times = [getattr(one, f"{name}_s") for one in served]
+        assert seen["count"] == sum(seen["at_most"].values()) == len(times) - times.count(None)
+
+
+@pytest.mark.parametrize(("waited_s", "missed"), [(None, 0), (1.0, 0), (1.1, 1)])
+def test_a_client_that_leaves_after_a_first_token_was_due_was_promised_more_than_it_got(waited_s, missed):
+    level = ServiceLevel(PROMISE)
+    level.note(Answer(499, waited_s=waited_s))
+    told = level.to_mapping()
+    assert {name: (one["met"], one["missed"]) for name, one in told["slo"].items()} == {
+        "success": (0, 0), "ttft": (0, missed), "tpot": (0, 0),
+    }  # fmt: skip
+    assert (told["requests_total"]["left"], told["ttft_seconds"]["count"]) == (1, 0)
 
 
 @pytest.mark.parametrize(

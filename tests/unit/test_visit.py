@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 
 from tests.unit.test_serving_front import front
 from vtoken.core.replies import ErrorReply
+from vtoken.core.slo import SloSettings
 from vtoken.core.waiting_line import Priority
 from vtoken.drills.fuzz_cases import CANARY as CASE_CANARY
 from vtoken.drills.fuzz_cases import by_hand, from_document
@@ -182,6 +183,26 @@ def test_a_client_that_leaves_is_logged_and_gives_its_place_back(log, stream, st
     assert handle.items.cancelled
     assert service._gate.report()["inside_requests"] == 0
     assert [record["status"] for record in log.records] == [status]
+
+
+@pytest.mark.parametrize(("stream", "missed"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_client_that_leaves_for_want_of_a_first_token_counts_against_the_promise(stream, begun, missed):
+    items = [("stream", None), "hang"] if stream and begun else ["hang"]
+    app, service, _ = server(items, slo=SloSettings(ttft_s=0.001))
+
+    async def scenario():
+        task = asyncio.create_task(ask(app, {**BODY, "stream": stream}))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(scenario())
+    told = service.report()["service"]
+    assert {outcome: count for outcome, count in told["requests_total"].items() if count} == {"left": 1}
+    assert {name: (one["met"], one["missed"]) for name, one in told["slo"].items()} == {
+        "success": (0, 0), "ttft": (0, missed), "tpot": (0, 0),
+    }  # fmt: skip
 
 
 def test_the_times_of_a_stream_are_those_that_its_client_saw(monkeypatch):

@@ -1,10 +1,11 @@
 """Service level: what clients are promised, and how often it is kept. Pure.
 
     a request ends ──► Answer ──► outcome     served | failed | refused | invalid | left
-                                  objectives  success (served or failed), ttft and tpot (served streams)
+                                  objectives  success (served or failed), ttft and tpot (served streams),
+                                              ttft (streams whose client left for want of a first token)
 
-What a client did wrong, what a full fleet refuses and whom nobody waits for any more says nothing about the promise:
-refusals have counters and an alert of their own.
+What a client did wrong and what a full fleet refuses says nothing about the promise: refusals have counters and an
+alert of their own. A client that leaves before its first token says something once that token is late: it missed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Outcome(StrEnum):
     FAILED = "failed"  # for a reason of ours: 5xx, or an error event in its stream
     REFUSED = "refused"  # 429
     INVALID = "invalid"  # any other 4xx
-    LEFT = "left"  # its client left before there was an answer
+    LEFT = "left"  # its client left before there was an answer, or before a stream's first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +77,19 @@ class Answer:
     """One request that has ended, as its client saw it.
 
     Attributes:
-        status: of HTTP; 499 if the client left before there was one.
+        status: of HTTP; 499 if the client left before there was one, or before its stream had begun.
         broken: its stream ended with an error event.
         ttft_s: from arrival to the first token; None if it is no stream, or had none.
         tpot_s: mean time from token to token; None without two of them, or for several sequences in one stream.
+        waited_s: for which a client that left had waited for the first token of a stream; None if it is not known to
+            have waited for one.
     """
 
     status: int
     broken: bool = False
     ttft_s: float | None = None
     tpot_s: float | None = None
+    waited_s: float | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -123,6 +127,8 @@ class ServiceLevel:
     def _judged(self, answer: Answer, outcome: Outcome) -> Iterator[tuple[Objective, bool]]:
         if outcome in {Outcome.SERVED, Outcome.FAILED}:
             yield Objective.SUCCESS, outcome is Outcome.SERVED
+        if outcome is Outcome.LEFT and answer.waited_s is not None and answer.waited_s > self._settings.ttft_s:
+            yield Objective.TTFT, False
         if outcome is not Outcome.SERVED:
             return
         if answer.ttft_s is not None:

@@ -101,6 +101,7 @@ class Acceptor:
         this = visit.current()
         hint = hint_for(kind, body, self._settings.vtoken, tunables)
         this.record.prompt_tokens, this.sequences = hint.prompt_tokens_estimate, hint.sequences
+        this.streams = bool(body.get("stream"))
         asked = self._asked(priority, hint, raw, tunables)
         refusal = self._never(kind, body, hint, asked)
         if refusal is not None:

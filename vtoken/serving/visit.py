@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from vtoken.core.replies import ErrorReply
-from vtoken.core.slo import Answer
+from vtoken.core.slo import LEFT_STATUS, Answer
 from vtoken.serving.access_log import AccessRecord, logger, safe_code, safe_request_id, utc_now
 from vtoken.serving.answers import error_response
 from vtoken.serving.keys import ANONYMOUS, KeyRing
@@ -48,10 +48,11 @@ class Visit:
         key: name of its API key.
         record: what the access log will say.
         sequences: that its completion is for the engine, whose tokens come in one stream.
+        streams: whether its completion is asked for as a stream.
     """
 
     def __init__(self, key: str, record: AccessRecord) -> None:
-        self.key, self.record, self.sequences = key, record, 1
+        self.key, self.record, self.sequences, self.streams = key, record, 1, False
         self._came_s = time.monotonic()
         self._at_end: list[Callable[[], None]] = []
         self._counted = False
@@ -91,6 +92,9 @@ class Visit:
         sequence how they followed each other.
         """
         record = self.record
+        if record.ttft_ms is None and (record.stream or record.status == LEFT_STATUS):
+            # A stream is never sent whole without a body: its client left.
+            return Answer(LEFT_STATUS, waited_s=self._ms() / 1e3 if self.streams else None)
         if not record.stream or record.ttft_ms is None:
             return Answer(record.status)
         later = record.completion_tokens - 1 if self.sequences == 1 else 0
@@ -107,7 +111,7 @@ class Visit:
         for action in self._at_end:
             try:
                 action()
-            except Exception:
+            except Exception:  # noqa: BLE001  # whatever it is, the others must be done
                 defects.exception("an action at the end of a request failed")
         self.record.total_ms = self._ms()
         logger.info("%s", self.record.to_line())
