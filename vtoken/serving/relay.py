@@ -6,8 +6,9 @@
 
 What comes within `batch_s` goes together, and what comes while a call is under way goes with the next: the busier the
 controller, the fewer calls. A relay holds nothing but what is on its way. When it does not answer, a replica tells the
-controller itself, and tries the relay again after REST_S. It ends with the replica that has made it; the next heartbeat
-of another one makes a new one.
+controller itself, and tries the relay again after REST_S; what still waits in the relay by then is never sent: it
+could arrive after the replica's goodbye. A relay ends with the replica that has made it; the next heartbeat of another
+one makes a new one.
 """
 
 from __future__ import annotations
@@ -48,10 +49,15 @@ class Batcher:
         self._waiting: list[tuple[Heartbeat, float, asyncio.Future[str]]] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def heartbeat(self, beat: Heartbeat) -> str:
-        """Bring a heartbeat along with the next call; the name of its verdict, or LOST."""
+    async def heartbeat(self, beat: Heartbeat, asked_s: float) -> str:
+        """Bring a heartbeat along with the next call; the name of its verdict, or LOST.
+
+        Args:
+            beat: of a replica of this machine.
+            asked_s: when it asked, by the machine's monotonic clock; it waits for CONTROLLER_TIMEOUT_S.
+        """
         verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting.append((beat, time.monotonic(), verdict))
+        self._waiting.append((beat, asked_s, verdict))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_all())
         return await verdict
@@ -60,13 +66,26 @@ class Batcher:
         while self._waiting:
             await asyncio.sleep(self._waiting[0][1] + self._batch_s - time.monotonic())
             batch, self._waiting = self._waiting, []
-            try:
-                names = await self._send([beat for beat, _, _ in batch])
-            except Exception:  # noqa: BLE001  # whatever a dead controller comes to: its replicas say so
-                names = [LOST] * len(batch)
-            for (_, _, verdict), name in zip(batch, names, strict=True):
-                if not verdict.done():
-                    verdict.set_result(name)
+            given_up_s = time.monotonic() - CONTROLLER_TIMEOUT_S
+            awaited = [(beat, verdict) for beat, asked_s, verdict in batch if asked_s > given_up_s]
+            _answer([verdict for _, asked_s, verdict in batch if asked_s <= given_up_s], LOST)
+            if awaited:
+                await self._send_batch([beat for beat, _ in awaited], [verdict for _, verdict in awaited])
+
+    async def _send_batch(self, beats: Sequence[Heartbeat], verdicts: Sequence[asyncio.Future[str]]) -> None:
+        try:
+            names = await self._send(beats)
+        except Exception:  # noqa: BLE001  # whatever a dead controller comes to: its replicas say so
+            names = [LOST] * len(beats)
+        for verdict, name in zip(verdicts, names, strict=True):
+            _answer([verdict], name)
+
+
+def _answer(verdicts: Sequence[asyncio.Future[str]], name: str) -> None:
+    """Tell those who have not left."""
+    for verdict in verdicts:
+        if not verdict.done():
+            verdict.set_result(name)
 
 
 class Relay:
@@ -81,9 +100,9 @@ class Relay:
     def __init__(self, app_name: str, rules: FleetRules, batch_s: float) -> None:
         self._batcher = Batcher(ControllerClient(app_name, rules, RELAY_TIMEOUT_S).heartbeats, batch_s)
 
-    async def heartbeat(self, beat: Heartbeat) -> str:
+    async def heartbeat(self, beat: Heartbeat, asked_s: float) -> str:
         """See Batcher.heartbeat."""
-        return await self._batcher.heartbeat(beat)
+        return await self._batcher.heartbeat(beat, asked_s)
 
 
 class Courier:
@@ -96,7 +115,7 @@ class Courier:
 
     def __init__(self, client: ControllerClient, connect: Callable[[], Any] | None = None) -> None:
         self._client, self._connect = client, connect
-        self._relay: Any = None
+        self._relay: asyncio.Task[Any] | None = None  # of whoever has begun to connect; the handle lives in it
         self._rests_until_s = float("-inf")
         self._under_way: set[asyncio.Task[Verdict]] = set()
 
@@ -129,11 +148,13 @@ class Courier:
 
     async def _by_relay(self, connect: Callable[[], Any], beat: Heartbeat) -> str | None:
         """What the relay answers; None if it does not."""
+        asked_s = time.monotonic()
+        if self._relay is None:
+            self._relay = asyncio.create_task(asyncio.to_thread(connect))
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
-                if self._relay is None:
-                    self._relay = await asyncio.to_thread(connect)
-                return str(await self._relay.heartbeat.remote(beat))
+                relay = await asyncio.shield(self._relay)  # who gives up does not drop the handle that comes later
+                return str(await relay.heartbeat.remote(beat, asked_s))
         except TimeoutError:
             self._rests_until_s = time.monotonic() + REST_S  # it may be starting, and would end with its last handle
         except Exception:  # noqa: BLE001  # however a relay is gone, the controller can be told without it
