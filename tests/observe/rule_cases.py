@@ -84,16 +84,16 @@ def _load(first: int, second: int) -> tuple[tuple[str, str], ...]:
 INGRESS = f'{APP},ingress="i"'
 
 
-def _gate(*rates: tuple[str, float, float]) -> Case:
-    """Decisions of a gate by ruling: per second when firing, and when quiet."""
-    return Case(
-        *(
-            tuple(
-                at("admission_decisions_total", rising(pair[which]), INGRESS, f'ruling="{pair[0]}"') for pair in rates
-            )
-            for which in (1, 2)
+def _gate(*rates: tuple[str, str, float, float]) -> Case:
+    """Decisions of a gate by ruling and reason: per second when firing, and when quiet."""
+    firing, quiet = (
+        tuple(
+            at("admission_decisions_total", rising(one[which]), INGRESS, f'ruling="{one[0]}",reason="{one[1]}"')
+            for one in rates
         )
+        for which in (2, 3)
     )
+    return Case(firing, quiet)
 
 
 def _slo(missed: float, target: float) -> tuple[tuple[str, str], ...]:
@@ -173,7 +173,12 @@ CASES: dict[str, Case] = {
     "AllClosed": Case((*_KNOWN, *_closed(1, 1)), (*_KNOWN, *_closed(1, 0))),
     "LevelFlapping": _one("level_changes_total", rising(0.1), rising(0.01), f'{APP},replica="r1"'),
     "RouterSkew": Case(_load(20, 1), _load(10, 8)),
-    "Refusing": _gate(("refused", 0.5, 0.05), ("admitted", 1, 1)),
+    "Refusing": _gate(
+        ("refused", "line_full", 0.5, 0.05),
+        ("admitted", "room", 1, 1),
+        ("admitted", "lookup", 9, 0),
+        ("refused", "lookup_rate", 0, 9),
+    ),
     "WaitLong": Case(
         *(
             (

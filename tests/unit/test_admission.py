@@ -72,13 +72,13 @@ def test_a_rate_limit_names_itself_and_when():
 def test_a_question_is_a_request_of_its_key_and_takes_no_place():
     limits = RateLimit(requests_per_minute=2, tokens_per_minute=600)
     line, asked = gate(), Asked("k", limit=limits, tokens=0)
-    assert [line.look_up(asked, 0.0).reason for _ in range(3)] == [Reason.LOOKUP, Reason.LOOKUP, Reason.RATE]
+    assert [line.look_up(asked, 0.0).reason for _ in range(3)] == [Reason.LOOKUP, Reason.LOOKUP, Reason.LOOKUP_RATE]
     third = line.ask(Asked("k", limit=limits, tokens=1), ROOM, 0.0)
     assert (third.reason, third.detail, third.retry_after_s) == (Reason.RATE, "requests_per_minute", 30.0)
     assert line.look_up(asked, 30.0).ruling is Ruling.ADMITTED
     assert line.inside == line.waiting == 0
     counts = line.report(ROOM, 30.0)["decisions_total"]
-    assert counts == {"admitted": {"lookup": 3}, "refused": {"rate": 2}}
+    assert counts == {"admitted": {"lookup": 3}, "refused": {"lookup_rate": 1, "rate": 1}}
 
 
 def test_a_request_that_is_not_let_in_costs_its_key_nothing():

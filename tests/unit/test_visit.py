@@ -312,7 +312,7 @@ def test_a_question_about_a_request_is_one_of_the_rate_of_its_key(log):
     assert 0 < int(headers[b"retry-after"]) <= 60
     assert [question(SECRET)[0] != 429 for _ in range(3)] == [True] * 3
     decisions = service._gate.report()["decisions_total"]
-    assert decisions == {"admitted": {"lookup": 4}, "refused": {"rate": 1}}
+    assert decisions == {"admitted": {"lookup": 4}, "refused": {"lookup_rate": 1}}
     assert [record["key"] for record in log.records] == ["low"] * 2 + ["alice"] * 3
 
 

@@ -91,17 +91,17 @@ class Admission:
 
     def look_up(self, asked: Asked, now_s: float) -> Decision:
         """Decide about a question that takes no place in the fleet: only the rate of its key can refuse it."""
-        refusal = self._over_rate(asked, now_s)
+        refusal = self._over_rate(asked, now_s, Reason.LOOKUP_RATE)
         if refusal is not None:
             return refusal
         self._meter(asked, now_s).take(asked.tokens, now_s)
         return self._decided(Ruling.ADMITTED, Reason.LOOKUP)
 
-    def _over_rate(self, asked: Asked, now_s: float) -> Decision | None:
+    def _over_rate(self, asked: Asked, now_s: float, reason: Reason = Reason.RATE) -> Decision | None:
         wait_s, detail = self._meter(asked, now_s).wait_s(asked.tokens, now_s)
         if wait_s <= 0:
             return None
-        return self._decided(Ruling.REFUSED, Reason.RATE, retry_after_s=wait_s, detail=detail)
+        return self._decided(Ruling.REFUSED, reason, retry_after_s=wait_s, detail=detail)
 
     def never(self, asked: Asked, now_s: float) -> bool:
         """Whether the request alone is more than its key may have in a minute."""

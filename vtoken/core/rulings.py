@@ -31,6 +31,7 @@ class Reason(StrEnum):
     WAIT_TOO_LONG = "wait_too_long"  # refused: it would wait for longer than `max_wait_s`
     TIMEOUT = "timeout"  # refused: it has waited for `max_wait_s`
     RATE = "rate"  # refused: the rate limit of its key
+    LOOKUP_RATE = "lookup_rate"  # refused: the same, of a question about another request
     NO_REPLICA = "no_replica"  # refused: no replica lives
     DISCONNECT = "disconnect"  # left
 

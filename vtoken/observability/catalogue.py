@@ -52,7 +52,7 @@ _RULINGS = {
     Ruling.WAITING: (rulings.Reason.PLACE, rulings.Reason.RETURNED),
     Ruling.REFUSED: (
         rulings.Reason.LINE_FULL, rulings.Reason.KEY_SHARE, rulings.Reason.WAIT_TOO_LONG, rulings.Reason.TIMEOUT,
-        rulings.Reason.RATE, rulings.Reason.NO_REPLICA,
+        rulings.Reason.RATE, rulings.Reason.LOOKUP_RATE, rulings.Reason.NO_REPLICA,
     ),
     Ruling.LEFT: (rulings.Reason.DISCONNECT,),
 }  # fmt: skip

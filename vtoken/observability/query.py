@@ -14,8 +14,15 @@ VARIABLES = ("cluster", "application", "deployment", "replica", "gpu")
 WINDOW = "$__rate_interval"
 
 
+class NoneOf(str):
+    """Instead of a label's value: a regular expression that it does not match."""
+
+    __slots__ = ()
+
+
 def series(name: str, /, *, within: tuple[str, ...] = VARIABLES, **own: str) -> str:
-    """A catalogue metric, narrowed by those variables that are labels of it, and by `label="value"` for `own`.
+    """A catalogue metric, narrowed by those variables that are labels of it, and by `label="value"` for `own`
+    (`label!~"value"` for NoneOf).
 
     Raises:
         KeyError: not in the catalogue.
@@ -27,7 +34,7 @@ def series(name: str, /, *, within: tuple[str, ...] = VARIABLES, **own: str) -> 
             raise ValueError(f"{name} has no label {label}")
     labels = ("cluster", *metric.all_labels)
     matchers = [f'{label}=~"${label}"' for label in within if label in labels and label not in own]
-    matchers += [f'{label}="{value}"' for label, value in own.items()]
+    matchers += [f'{label}{"!~" if isinstance(value, NoneOf) else "="}"{value}"' for label, value in own.items()]
     return f"{metric.exported}{{{','.join(matchers)}}}" if matchers else metric.exported
 
 

@@ -202,7 +202,7 @@ class Gate:
         if decision.reason is Reason.NO_REPLICA:
             message = "No replica lives; Serve starts them again by itself."
             return ErrorReply(503, message, None, "no_replica", decision.retry_after_s)
-        if decision.reason is Reason.RATE:
+        if decision.reason in {Reason.RATE, Reason.LOOKUP_RATE}:
             most = getattr(asked.limit, decision.detail)
             message = f"The rate limit of API key {asked.key!r} is reached: {decision.detail} = {most}."
             return ErrorReply(429, message, None, "rate_limit_exceeded", decision.retry_after_s)

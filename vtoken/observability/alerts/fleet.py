@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vtoken.core.rulings import Reason
+from vtoken.observability.query import NoneOf
 from vtoken.observability.rules import APPLICATION, REPLICA, Alert, added, all_of, lowest, more, per_second, top
 
 _FRESH = added(all_of("replicas", state="fresh"), APPLICATION)
@@ -43,7 +45,8 @@ _PRESSURE = (
           "Replicas of {{ $labels.application }} carry unequal load"),
 )  # fmt: skip
 
-_DECISIONS = per_second("admission_decisions_total", "10m", APPLICATION)
+_COMPLETION = NoneOf(f"{Reason.LOOKUP}|{Reason.LOOKUP_RATE}")  # questions about requests say nothing about the fleet
+_DECISIONS = per_second("admission_decisions_total", "10m", APPLICATION, reason=_COMPLETION)
 _CHOICES = per_second("router_decisions_total", "10m", APPLICATION)
 _BLIND = " + ".join(
     per_second("router_decisions_total", "10m", APPLICATION, reason=reason) for reason in ("unknown", "power_of_two")
@@ -51,7 +54,7 @@ _BLIND = " + ".join(
 
 _REQUESTS = (
     Alert("Refusing",
-          f'{per_second("admission_decisions_total", "10m", APPLICATION, ruling="refused")} / '
+          f'{per_second("admission_decisions_total", "10m", APPLICATION, ruling="refused", reason=_COMPLETION)} / '
           f"clamp_min({_DECISIONS}, 0.1)", "> 0.2", "5m", "warning",
           "{{ $labels.application }} refuses a share of {{ $value }} of its requests"),
     Alert("WaitLong",
