@@ -19,7 +19,7 @@ from vtoken.core.pressure import PressureThresholds
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RouteHint, RoutingTunables
 from vtoken.core.telemetry import Snapshot
-from vtoken.serving.controller import FleetController
+from vtoken.serving.controller import ControllerClient, FleetController
 from vtoken.serving.limits import BYTES_PER_TOKEN, check_request, hint_for, parse_body, read_body
 from vtoken.serving.replica import HeartbeatTimer
 from vtoken.serving.router import RoomRouter, router_kwargs
@@ -144,17 +144,48 @@ def test_whoever_creates_the_controller_brings_the_configured_rules(model, monke
     assert settings.rules == rules
 
 
-def test_a_controller_that_outlives_its_settings_gets_the_new_ones():
+def test_a_controller_that_outlives_its_settings_gets_the_new_ones(caplog):
     """And an ingress of the deployment before, which may live for an hour, does not bring the old ones back."""
 
     async def scenario():
         controller = FleetController(FleetRules())
         await controller.configure({"confidence": 0.1}, FleetRules(forget_after_s=5.0), 2.0)
-        await controller.configure({"confidence": 0.9}, FleetRules(forget_after_s=9.0), 1.0)
+        await controller.configure({"confidence": 0.9}, FleetRules(forget_after_s=9.0), 0.5)
         return controller
 
     controller = asyncio.run(scenario())
     assert controller._fleet.rules == FleetRules(forget_after_s=5.0)
+    (warning,) = caplog.messages
+    assert "settings refused: they were made 1.500 s before" in warning
+
+
+def test_a_clock_that_is_ahead_does_not_block_later_changes(monkeypatch):
+    """Nor do its settings come back with each poll because they still look newer."""
+    now_s = [1000.0]
+    monkeypatch.setattr("vtoken.serving.controller.time.time", lambda: now_s[0])
+
+    async def scenario():
+        controller = FleetController(FleetRules())
+        clients = [ControllerClient("here", FleetRules()) for _ in range(2)]
+
+        async def call(method, *arguments):
+            own_s, now_s[0] = now_s[0], min(now_s[0], 1010.0)  # the controller's machine
+            answer = await getattr(controller, method)(*arguments)
+            now_s[0] = own_s
+            return answer
+
+        for client in clients:
+            monkeypatch.setattr(client, "_call", call)
+        now_s[0] = 5000.0  # of the first client's machine
+        await clients[0].configure({"confidence": 0.1}, FleetRules(forget_after_s=5.0))
+        now_s[0] = 1010.0
+        await clients[1].configure({"confidence": 0.9}, FleetRules(forget_after_s=9.0))
+        for client in clients:
+            assert (await client.columns(None)).tunables == {"confidence": 0.9}
+        assert (await controller.view()).tunables == {"confidence": 0.9}
+        return controller
+
+    assert asyncio.run(scenario())._fleet.rules == FleetRules(forget_after_s=9.0)
 
 
 def test_arguments_that_are_no_mapping_are_refused():

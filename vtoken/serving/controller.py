@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from vtoken.core.fleet import FleetRules, FleetSnapshot, FleetView, Verdict
 from vtoken.core.gates import GateReport, Gates
 from vtoken.core.telemetry import Heartbeat
 from vtoken.serving.metrics import start_controller_metrics
+
+logger = logging.getLogger("ray.serve")
 
 NAMESPACE = "vtoken"
 ORPHAN_S = 120.0
@@ -77,16 +80,28 @@ class FleetController:
         self._touch()
         return replica_id in self._retiring
 
-    async def configure(self, tunables: Mapping[str, Any], rules: FleetRules, settings_s: float) -> None:
+    async def configure(self, tunables: Mapping[str, Any], rules: FleetRules, settings_s: float) -> float:
         """Replace the rules, and the routers' tunables; routers pick them up with their next poll.
 
         The rules too, because this actor outlives a deployment whose settings change. Settings that were made earlier
         (`settings_s`, by the wall clock) than those that are here change nothing: an ingress of the deployment before
-        may still have streams, and knows no better.
+        may still have streams, and knows no better. A clock that is ahead of this machine's counts as this one's, or
+        later changes would be blocked until then.
+
+        Returns:
+            What `settings_s` counts as; said again, the settings must come with that, or they would be newer each time.
         """
         self._touch()
+        settings_s = min(settings_s, time.time())
         if settings_s >= self._settings_s:
             self._tunables, self._fleet.rules, self._settings_s = dict(tunables), rules, settings_s
+        else:
+            logger.warning(
+                "settings refused: they were made %.3f s before those that are here, by the clocks of the machines; "
+                "if they are newer, set that machine's clock and deploy again",
+                self._settings_s - settings_s,
+            )
+        return settings_s
 
     async def view(self) -> FleetSnapshot:
         """The fleet now, for people, with ages by this actor's clock."""
@@ -207,7 +222,14 @@ class ControllerClient:
         with the next `columns`.
         """
         self._settings = dict(tunables), rules, time.time()
-        await self._call("configure", *self._settings)
+        await self._say_settings()
+
+    async def _say_settings(self) -> None:
+        said = self._settings
+        if said is not None:
+            counts_as_s = await self._call("configure", *said)
+            if self._settings is said:
+                self._settings = *said[:-1], counts_as_s
 
     async def view(self) -> FleetSnapshot:
         """The fleet now, for people."""
@@ -218,5 +240,5 @@ class ControllerClient:
         """The fleet now, for routers; see FleetController.columns."""
         view: FleetColumns = await self._call("columns", have, report)
         if self._settings is not None and view.settings_s < self._settings[-1]:
-            await self._call("configure", *self._settings)
+            await self._say_settings()
         return view
