@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from vtoken.core.config import PolicyOptions, VTokenConfig
+from vtoken.core.errors import ConfigError
 from vtoken.core.policies import load_policy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.core.scores import KeyScores, Observation
 from vtoken.core.shard import Shard
 from vtoken.core.table import TokenTable
 from vtoken.core.wire import Grant, RequestGrant
+from vtoken.device.cuda_scorer import CudaScorer, ScorerRoom
+from vtoken.device.event_model import SimulatedStreams, compute_first
 
 OPTIONS = PolicyOptions("h2o", 12, None, 3, protect_sinks=1, protect_recent=3)
 PROMPT, WINDOW = 10, 4
@@ -20,13 +23,13 @@ PROMPT, WINDOW = 10, 4
 class LateScores:
     """A ScoreSource that knows some steps later what it was asked; all tokens received the same."""
 
-    def __init__(self, delay: int) -> None:
-        self.delay, self.fresh, self.deciding = delay, 0, False
+    def __init__(self, delay: int, window: int = WINDOW) -> None:
+        self.delay, self.window, self.fresh, self.deciding = delay, window, 0, False
         self.asked: list[tuple[int, Observation]] = []
         self.forgotten: list[str] = []
 
     def overdue(self, request_id: str) -> bool:
-        return self.fresh >= WINDOW
+        return self.fresh >= self.window
 
     def ask(self, request_id: str, table: TokenTable) -> None:
         ids = table.live_ids()
@@ -82,6 +85,26 @@ def test_each_decision_comes_so_many_steps_later_and_none_is_lost(delay: int) ->
     assert (now[first], late[first]) == (12, 13)
     assert late[first + delay] == OPTIONS.budget_tokens, "down to the budget, whatever came meanwhile"
     assert list(late.values()).count(12) >= 5
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_window_that_is_full_before_its_answer_counts_would_never_decide_and_is_refused(steps_ahead: int) -> None:
+    delay = 1 + steps_ahead
+    room = ScorerRoom(requests=2, tokens=64, length=96, heads=4)
+    for window in range(1, 5):
+        live = live_by_total(delay, scores=LateScores(delay, window))
+        decides = list(live.values()).count(OPTIONS.budget_tokens) > 1
+        assert decides is (window > delay), live
+        if decides:
+            CudaScorer(SimulatedStreams(compute_first), 2, window, room, steps_ahead)
+            continue
+        said = rf"^vtoken\.score_window = {window} .*at least {delay + 1} .*{delay} steps"
+        with pytest.raises(ConfigError, match=said):
+            CudaScorer(SimulatedStreams(compute_first), 2, window, room, steps_ahead)
+
+
+def test_where_no_policy_looks_at_attention_every_window_will_do() -> None:
+    CudaScorer(SimulatedStreams(compute_first), 2, 1, ScorerRoom(0, 64, 96, 4), 1)
 
 
 def test_steps_of_others_do_not_count() -> None:

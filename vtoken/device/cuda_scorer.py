@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from vtoken.core.errors import ConfigError
 from vtoken.core.plan import Ints
 from vtoken.core.rows import Row
 from vtoken.core.scores import KeyScores, Needs, Observation
@@ -101,9 +102,17 @@ class CudaScorer:
     """Owner of the queries of one worker; implements vtoken.core.scores.ScoreSource."""
 
     def __init__(self, streams: Streams, layers: int, window: int, room: ScorerRoom, steps_ahead: int) -> None:
-        """Prepare nothing yet; see AttentionScorer for `layers` and `window`, Shard for `steps_ahead`."""
+        """Prepare nothing yet; see AttentionScorer for `layers` and `window`, Shard for `steps_ahead`.
+
+        Raises:
+            ConfigError: a full ring is asked for again before the answer to the last one counts: nobody ever decides.
+        """
         self._streams, self._count, self._window, self._room = streams, layers, window, room
         self._delay = 1 + steps_ahead
+        if self.active and window <= self._delay:
+            hint = f"A decision waits {self._delay} steps for the device (the engine plans {steps_ahead} ahead), and a"
+            hint += " window that is full by then makes it wait again: policies that need attention would never evict."
+            raise ConfigError("vtoken.score_window", window, f"at least {self._delay + 1} on this engine", hint)
         self._caches: dict[str, torch.Tensor] = {}
         self._queries: dict[str, torch.Tensor] = {}  # by layer, [places, heads, D]
         self._scale = 1.0
