@@ -166,7 +166,21 @@ def test_without_room_nothing_is_looked_at_but_keys() -> None:
     assert (bench.scorer.drain("a", row.table), bench.scorer.bytes) == ([], 0)
     contents = [torch.stack(bench.content["a"][layer])[:, 1, ::3].norm(dim=2).mean(1) for layer in bench.scorer._caches]
     np.testing.assert_allclose(bench.scorer.keys(row.table).key_norms, torch.stack(contents).mean(0), rtol=1e-5)
-    assert bench.scorer.waits == 1
+    assert (bench.scorer.waits, bench.scorer.decision_waits) == (0, 1), "looking at keys waits by its nature"
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the device's progress is prescribed")
+@pytest.mark.parametrize("after_a_chunk", [True, False])
+def test_a_decision_after_a_chunk_waits_by_its_nature_and_one_while_decoding_does_not(after_a_chunk) -> None:
+    bench = CudaBench()
+    row = bench.add("a")
+    bench.streams.decide = lambda streams, lanes, must: lanes[0] if must else None
+    bench.step({"a": 6})
+    if not after_a_chunk:
+        bench.scorer.ready("a", row.table)
+    assert bench.ledger("a").queries == 6
+    counted = bench.scorer.waits, bench.scorer.decision_waits
+    assert [number > 0 for number in counted] == [not after_a_chunk, after_a_chunk]
 
 
 def test_a_step_is_planned_once_however_many_kinds_of_layers_ask() -> None:

@@ -284,7 +284,9 @@ def test_details_tell_what_waited_what_was_checked_and_where_the_time_went(lazy:
     assert details["block_bytes"][""] == SIZE * 2 * 2 * 16 * 4
     assert details["host_syncs_total"][""] == 0
     lazy.substrate.backend_waits = 2
-    assert lazy.substrate.statistics()["details"]["host_syncs_total"][""] == 2
+    lazy.substrate.scorer.decision_waits = 3
+    told = lazy.substrate.statistics()["details"]
+    assert (told["host_syncs_total"][""], told["decision_waits_total"][""]) == (2, 3)
     assert details["copy_duration_seconds_bucket"]["+Inf"] == found["copies_total"] > 0
     assert details["reclaim_plans_total"]["evacuated"] == 1
     assert details["policy_decisions_total"]["random"] > 0 < details["policy_seconds_total"]["random"]

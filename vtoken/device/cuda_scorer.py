@@ -121,7 +121,7 @@ class CudaScorer:
         self._chunk_place = room.requests * window
         self._nowhere = self._chunk_place + room.tokens
         self._chunks: list[_Chunk] = []
-        self._keys_asked = 0
+        self._keys_asked = self._chunk_waits = 0
         self._planned: bool | None = None  # what was said of this step; None between steps
         self._under_way: list[_Window] = []  # not settled, oldest first
 
@@ -137,8 +137,13 @@ class CudaScorer:
 
     @property
     def waits(self) -> int:
-        """Times that the host stood still: for keys, for an answer, or for a buffer that the device had yet to read."""
-        return self._keys_asked + (self._mass.waits + self._hosts.waits if self.active else 0)
+        """Times that the host stood still: for an answer, or for a buffer that the device had yet to read."""
+        return self._mass.waits - self._chunk_waits + self._hosts.waits if self.active else 0
+
+    @property
+    def decision_waits(self) -> int:
+        """Times that a decision waited by its nature: for keys, or for what a chunk has just been asked about."""
+        return self._keys_asked + self._chunk_waits
 
     def bind(self, caches: Mapping[str, torch.Tensor]) -> None:
         """Take the engine's K/V tensors, by layer name in the order of the layers; once, at start-up. Compiles."""
@@ -266,12 +271,18 @@ class CudaScorer:
         return all(table.total >= window.asked_at + self._delay for window in ring.windows)
 
     def drain(self, request_id: str, table: TokenTable) -> list[Observation]:  # noqa: ARG002  # the table was read by `ask`
-        """The windows that were asked for, oldest first; waits for those that are not ready."""
+        """The windows that were asked for, oldest first; waits for those that are not ready.
+
+        Only a decision after a chunk of a prompt drains without having asked whether it is `ready`.
+        """
         ring = self._rings.get(request_id)
         if ring is None:
             return []
-        windows, ring.windows, ring.deciding = ring.windows, [], False
-        return [self._settled(window) for window in windows]
+        windows, ring.windows = ring.windows, []
+        before, by_design, ring.deciding = self._mass.waits, not ring.deciding, False
+        seen = [self._settled(window) for window in windows]
+        self._chunk_waits += by_design * (self._mass.waits - before)
+        return seen
 
     def keys(self, table: TokenTable) -> KeyScores:
         """See AttentionScorer. Waits for the device: what is looked at are all live keys, the last step's included."""

@@ -84,7 +84,12 @@ class Scorer(ScoreSource, Protocol):
 
     @property
     def waits(self) -> int:
-        """Times that the host stood still for a device."""
+        """Times that the host stood still for a device, and should not have."""
+        ...
+
+    @property
+    def decision_waits(self) -> int:
+        """Times that a decision waited for a device by its nature."""
         ...
 
     def bind(self, caches: Mapping[str, torch.Tensor]) -> None:
@@ -100,10 +105,10 @@ class AttentionScorer:
     """Owner of the query rings of one worker; implements vtoken.core.scores.ScoreSource.
 
     Attributes:
-        waits: 0; there is no device to wait for.
+        waits, decision_waits: 0; there is no device to wait for.
     """
 
-    waits = 0
+    waits = decision_waits = 0
 
     def __init__(self, layers: int, window: int) -> None:
         """Observe `layers` layers; a ring holds `window` queries, and so does the last window of a chunk."""

@@ -260,7 +260,7 @@ class Substrate:
         self._details_at = now_s
         ages_s = [now_s - flight.since_s for flight in self._flights]
         waits = self.scorer.waits + self.backend_waits
-        return {"details": self._tally.details(self.shard, self.copies, ages_s, waits)}
+        return {"details": self._tally.details(self.shard, self.copies, ages_s, waits, self.scorer.decision_waits)}
 
     def attention(self) -> dict[str, dict[str, Any]]:
         """Attention mass of all live tokens up to now, JSON-ready, by request whose policy needs it."""

@@ -62,7 +62,9 @@ class Tally:
             "substrate_seconds_total": sum(self.seconds.values()),
         }
 
-    def details(self, shard: Shard, copies: CopyEngine, inflight_s: Iterable[float], other_syncs: int) -> Details:
+    def details(
+        self, shard: Shard, copies: CopyEngine, inflight_s: Iterable[float], other_syncs: int, decision_waits: int
+    ) -> Details:
         """What only metrics show.
 
         Args:
@@ -70,6 +72,7 @@ class Tally:
             copies: of the worker.
             inflight_s: ages of the evacuations whose copy is not committed.
             other_syncs: times that the host stood still for a device on behalf of others than `copies`.
+            decision_waits: times that a decision waited for a device by its nature.
         """
         counted = copies.counters()
         single = {
@@ -77,6 +80,7 @@ class Tally:
             "oldest_inflight_seconds": max(inflight_s, default=0.0),
             "copy_wait_seconds_total": self.waited_s,
             "host_syncs_total": counted.host_syncs + other_syncs,
+            "decision_waits_total": decision_waits,
             "last_move_check_timestamp_seconds": self.checked_s,
         }
         return {

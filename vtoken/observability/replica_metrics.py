@@ -93,7 +93,9 @@ _RECLAMATION = (*(_shown(Group.RECLAMATION, unit, name, text) for unit, name, te
     _detail(Group.RECLAMATION, Unit.SECONDS, "copy_wait_seconds_total", "Time for which the engine waited for copies"),
     _detail(Group.RECLAMATION, Unit.SECONDS, "oldest_inflight_seconds", "Age of the oldest evacuation in flight"),
     _detail(Group.RECLAMATION, Unit.COUNT, "host_syncs_total", "Times that the host stood still for the GPU in a "
-            "step, checks of moves excepted; must stay zero"),
+            "step, decision_waits_total and checks of moves excepted; must stay zero"),
+    _detail(Group.RECLAMATION, Unit.COUNT, "decision_waits_total", "Times that a decision waited for the GPU by its "
+            "nature: of a policy that looks at keys, or after a chunk of a prompt (between_chunks)"),
 )  # fmt: skip
 
 _INTEGRITY = (

@@ -83,8 +83,10 @@ _RELOCATION = Row("Relocation", (
           (rate_by_replica("copy_wait_seconds_total"), REPLICA)),
     lines("Oldest evacuation in flight", "One that only grows older is stuck, and binds its blocks.", Unit.SECONDS,
           (by_replica(series("oldest_inflight_seconds")), REPLICA)),
-    lines("Host waits for the GPU", "Must stay zero: each is a step in which the GPU had nothing to do.", Unit.COUNT,
-          (rate_by_replica("host_syncs_total"), f"{REPLICA} / s")),
+    lines("Host waits for the GPU", "Each is a step in which the GPU had nothing to do. Must stay zero, but for "
+          "decisions that look at keys or follow a chunk.", Unit.COUNT,
+          (rate_by_replica("host_syncs_total"), f"{REPLICA} / s"),
+          (rate_by_replica("decision_waits_total"), f"{REPLICA} decisions / s")),
     lines("Plans deferred", "The reserve was too small for the plan: raise headroom_blocks.", Unit.COUNT,
           (rate_by_replica("plans_deferred_total"), REPLICA)),
     lines("Reserve blocks consumed", "Each must come back with interest.", Unit.COUNT,
