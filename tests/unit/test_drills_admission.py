@@ -2,8 +2,8 @@
 
 from vtoken.drills.fuzz import leaks
 from vtoken.drills.fuzz_cases import CANARY, by_hand, from_document
-from vtoken.results.outcome import Outcome
 from vtoken.drills.overload import Tally, _judge_memory
+from vtoken.results.outcome import Outcome
 from vtoken.serving.limit_settings import LimitSettings
 from vtoken.serving.openapi import document
 
