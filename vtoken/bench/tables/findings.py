@@ -97,7 +97,7 @@ def _copy(values: Values) -> str:
 
     return (
         f"whole blocks {of('bytes', True)} by bytes; single tokens {of('bytes', False)} by bytes, "  # noqa: FBT003
-        f"{of('lines', False)} by cache lines"  # noqa: FBT003
+        f"{of('lines', False)} by cache lines, {of('places', False)} by places"  # noqa: FBT003
     )
 
 

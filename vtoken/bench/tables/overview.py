@@ -41,7 +41,7 @@ LINES = (
     Line("idle cost", "idle", "at most 1 % inside; at most 1 % more CPU seconds"),
     Line("attention on relocated rows", "rows", "at most 1.02 x a native row"),
     Line("strict reader", "reader", "at most 4 x the native kernel"),
-    Line("copies", "copy", "0.8 of a plain copy"),
+    Line("copies", "copy", "0.8 of a plain copy: whole blocks by bytes, everything by places"),
     Line(
         "bookkeeping", "bookkeeping", "1 ms per step at 512 requests of 4,096 tokens, linear to 1,024"
     ),

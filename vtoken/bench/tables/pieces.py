@@ -49,10 +49,12 @@ def copies(results: Results) -> str:
         [what, *(median(dig(values, by, f"{kind}-{dtype}"), 2) for dtype in ("bfloat16", "float32") for by in BY)]
         for kind, what in MOVES.items()
     ]
-    return table_of(results, "copy", ["moves", "bfloat16: bytes", "lines", "float32: bytes", "lines"], lines)
+    return table_of(
+        results, "copy", ["moves", "bfloat16: bytes", "lines", "places", "float32: bytes", "lines", "places"], lines
+    )
 
 
-BY = ("bytes", "lines")
+BY = ("bytes", "lines", "places")
 
 
 def bookkeeping(results: Results) -> str:
