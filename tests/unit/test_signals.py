@@ -14,7 +14,9 @@ from vtoken.signals import STOPPING, stop_on_signals, undisturbed
 
 @pytest.fixture(autouse=True)
 def handlers():
-    before = {sign: signal.getsignal(sign) for sign in STOPPING}
+    """Each test begins as a program in a terminal does, whoever started the tests (nohup ignores SIGHUP)."""
+    before = {sign: signal.signal(sign, signal.SIG_DFL) for sign in STOPPING}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for sign, handler in before.items():
         signal.signal(sign, handler)
