@@ -118,11 +118,16 @@ def test_every_request_has_the_times_that_the_simplest_engine_gives_it(requests,
     assert int((state.requests["status"] == FAILED).sum()) == len(slow.failed)
 
 
+FOUND_WHILE_HELD = [*[(0.0, 1, 1, 0, 0)] * 10, (0.0, 8, 7, 0, 2), (0.0, 25, 1, 0, 2)]
+"""The last one finds the prompt of the one before, which then forgets while no block is free."""
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(REQUEST, min_size=1, max_size=12), st.integers(4, 24), st.booleans(), st.sampled_from([{}, EAGER]),
     st.floats(0.001, 0.02),
 )  # fmt: skip
+@example(requests=FOUND_WHILE_HELD, blocks=8, caching=True, config=EAGER, step_s=0.0078125)
 def test_no_block_and_no_request_is_lost_at_any_moment(requests, blocks, caching, config, step_s):
     work = trace(requests)
     engine = Replicas(work, shape(blocks, config, caching))

@@ -38,7 +38,7 @@ def forget(state: State, replica: int, request: int) -> None:
     it, rules = state.requests[request], state.rules
     total, size = it.computed, rules.block_size
     it.live = target_tokens(rules, total)
-    if it.decided < 0:
+    if it.sealed:
         it.stay = _shared(state, replica, request)
     it.decided = total
     packed = int(np.ceil(it.live * (1.0 - min(1.0, it.stay * size / total))))
@@ -56,15 +56,15 @@ def _shrink(state: State, replica: int, request: int, keep: int) -> None:
     """Go down to `keep` blocks.
 
     The first time, relocation moves the survivors out of the sealed prompt: its blocks leave, cached as they are, and
-    fresh ones are taken.
+    fresh ones are taken. There are enough: none that leaves is shared, so each is free then, and fewer are taken.
     """
     it = state.requests[request]
     if it.sealed and state.rules.moves:
         it.sealed = 0
         give_hits(state, replica, request, it.stay)
-        while it.own:
+        while it.hits + it.own > it.stay and it.own:
             give_top(state, replica, request)
-        for _ in range(keep - it.hits):
+        for _ in range(keep - it.stay):
             take(state, replica, request)
     while it.hits + it.own > keep and it.own:
         give_top(state, replica, request)
@@ -73,12 +73,16 @@ def _shrink(state: State, replica: int, request: int, keep: int) -> None:
 
 @compiled
 def _shared(state: State, replica: int, request: int) -> int:
-    """Leading blocks up to the last one that others refer to, too."""
-    last = 0
-    for index in range(state.requests[request].hits):
-        if state.blocks[replica, find(state, replica, block_key(state, request, index))].refs > 1:
-            last = index + 1
-    return last
+    """Leading blocks up to the last one that others refer to, too, be it found in the cache or of its own."""
+    it, block = state.requests[request], state.requests[request].top
+    for index in range(it.hits + it.own, it.hits, -1):
+        if state.blocks[replica, block].refs > 1:
+            return index
+        block = state.blocks[replica, block].below
+    for index in range(it.hits, 0, -1):
+        if state.blocks[replica, find(state, replica, block_key(state, request, index - 1))].refs > 1:
+            return index
+    return 0
 
 
 @compiled
