@@ -15,11 +15,8 @@ export HF_HOME := $(CURDIR)/.cache/huggingface
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export RAY_USAGE_STATS_ENABLED := 0
-# Two at a time: an engine of the tests is busy on one core. tests/conftest.py says what stays together.
-PAIRED := -n 2 --dist loadgroup
-
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-kernels test-gpu test-cluster cluster-tools check prometheus observe test-observe lock clean
+.PHONY: help setup model demo test test-engines test-fleets test-kernels test-gpu test-cluster cluster-tools check prometheus observe test-observe lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -38,11 +35,18 @@ demo: model  ## two replicas serve real chat traffic and reclaim memory (KEEP=1 
 
 test: model prometheus  ## all tests that need no GPU: unit tests first, then real engines and clusters
 	@echo "== unit tests"
-	@$(BIN)/python -m pytest $(PAIRED) -m "not integration and not cluster and not gpu and not kernels"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not integration and not cluster and not gpu and not kernels"
 	@echo "== Triton kernels, interpreted"
 	@$(MAKE) --no-print-directory test-kernels
-	@echo "== integration tests"
-	@$(BIN)/python -m pytest $(PAIRED) -m "(integration or cluster) and not gpu"
+	@echo "== integration tests: engines, and fleets beside them; each prints when it is done"
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target test-engines test-fleets
+
+# Side by side, because an engine of the tests is busy on one core; two fleets at a time would be too much for two.
+test-engines: model  ## real engines, one at a time
+	@$(BIN)/python -m pytest -m "integration and not cluster and not gpu"
+
+test-fleets: model prometheus  ## Ray clusters, one at a time
+	@$(BIN)/python -m pytest -m "cluster and not gpu"
 
 test-kernels: setup  ## the Triton kernels on the CPU, interpreted
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "kernels and not gpu" tests/device

@@ -25,13 +25,3 @@ def model_dir() -> Path:
         pytest.skip("the model is not prepared: run `make model`")
     assert (directory / "config.json").is_file(), f"VTOKEN_MODEL={directory} holds no model"
     return directory
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under `--dist loadgroup` a module stays in one process, and so does everything that starts a cluster.
-
-    Modules share what is slow to start; two clusters at a time would be too much for two cores.
-    """
-    for item in items:
-        name = "cluster" if item.get_closest_marker("cluster") else item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(name))
