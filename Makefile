@@ -15,6 +15,7 @@ export HF_HOME := $(CURDIR)/.cache/huggingface
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export RAY_USAGE_STATS_ENABLED := 0
+
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo test test-engines test-fleets test-kernels test-gpu test-cluster cluster-tools check prometheus observe test-observe lock clean
 
