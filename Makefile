@@ -42,9 +42,9 @@ test: model prometheus  ## all tests that need no GPU: unit tests first, then re
 	@echo "== integration tests: engines, and fleets beside them; each prints when it is done"
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target test-engines test-fleets
 
-# Side by side, because an engine of the tests is busy on one core; two fleets at a time would be too much for two.
+# Side by side: each engine of the tests is busy on one core, where two would wait for each other's threads.
 test-engines: model  ## real engines, one at a time
-	@$(BIN)/python -m pytest -m "integration and not cluster and not gpu"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "integration and not cluster and not gpu"
 
 test-fleets: model prometheus  ## Ray clusters, one at a time
 	@$(BIN)/python -m pytest -m "cluster and not gpu"
