@@ -17,7 +17,7 @@ export VLLM_NO_USAGE_STATS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-engines test-fleets test-kernels test-gpu test-cluster cluster-tools check prometheus observe test-observe lock clean
+.PHONY: help setup model demo test test-kernels test-gpu test-cluster cluster-tools check prometheus observe test-observe lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -39,15 +39,8 @@ test: model prometheus  ## all tests that need no GPU: unit tests first, then re
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not integration and not cluster and not gpu and not kernels"
 	@echo "== Triton kernels, interpreted"
 	@$(MAKE) --no-print-directory test-kernels
-	@echo "== integration tests: engines, and fleets beside them; each prints when it is done"
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target test-engines test-fleets
-
-# Side by side: each engine of the tests is busy on one core, where two would wait for each other's threads.
-test-engines: model  ## real engines, one at a time
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "integration and not cluster and not gpu"
-
-test-fleets: model prometheus  ## Ray clusters, one at a time
-	@$(BIN)/python -m pytest -m "cluster and not gpu"
+	@echo "== integration tests"
+	@$(BIN)/python -m pytest -m "(integration or cluster) and not gpu"
 
 test-kernels: setup  ## the Triton kernels on the CPU, interpreted
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "kernels and not gpu" tests/device
