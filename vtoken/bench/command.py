@@ -51,16 +51,15 @@ def _soak(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcom
     return soak.run(arguments.model, console, arguments.minutes or minutes)
 
 
-def _identity(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
-    from vtoken.bench import identity
+def _of_books(module: str) -> Run:
+    """`vtoken.bench.MODULE.run(model, console, quick, data)`, imported when it is called."""
 
-    return identity.run(arguments.model, console, arguments.quick, arguments.data)
+    def run(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
+        implementation = importlib.import_module(f"vtoken.bench.{module}")
+        outcome: Outcome = implementation.run(arguments.model, console, arguments.quick, arguments.data)
+        return outcome
 
-
-def _needles(arguments: argparse.Namespace, console: Console, _: Journal) -> Outcome:
-    from vtoken.bench import needles
-
-    return needles.run(arguments.model, console, arguments.quick, arguments.data)
+    return run
 
 
 def _quality(arguments: argparse.Namespace, console: Console, journal: Journal) -> Outcome:
@@ -90,11 +89,13 @@ BENCHMARKS = {
         "what one controller takes of a large fleet's reports, and how old they get", _of("heartbeats")
     ),
     "identity": Benchmark(
-        "Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass", _identity, ("data",)
+        "Q8: no text shows placement, neighbours or the plugin; logits are those of a dense pass",
+        _of_books("identity"), ("data",),
     ),
     "idle": Benchmark("Q5: what an engine pays for vToken while nothing is evicted", _resumable("idle")),
     "needles": Benchmark(
-        "why h2o finds no needle: by score, and by who shares a choice; transformers alone", _needles, ("data",)
+        "why h2o finds no needle: by score, and by who shares a choice; transformers alone",
+        _of_books("needles"), ("data",),
     ),
     "prefix": Benchmark(
         "Q7: hits and blocks of requests with a common beginning, naive and eager", _resumable("prefix")

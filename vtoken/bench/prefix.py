@@ -14,7 +14,7 @@ may leave a shared block by copy-on-write. Blocks are counted once, whoever shar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from vtoken.bench.prompts import RequestMaker
 from vtoken.core.config import VTokenConfig
 from vtoken.core.telemetry import Snapshot
 from vtoken.engine.offline import OfflineEngine
-from vtoken.results.journal import Journal
+from vtoken.results.journal import Journal, lazily, on
 from vtoken.results.outcome import Outcome
 
 VARIANTS: dict[str, dict[str, Any]] = {"naive": {"variant": "naive"}, "eager": {}}
@@ -78,12 +78,9 @@ def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outco
     journal.begin(len(VARIANTS) * len(scale.sharings))
     for variant in VARIANTS:
         keys = {sharing: f"{variant}, groups of {sharing}" for sharing in scale.sharings}
-        with ExitStack() as stack:
-            engine = None
-            if not all(key in journal for key in keys.values()):
-                engine = stack.enter_context(_engine(model, variant, scale))
+        with lazily(partial(_engine, model, variant, scale)) as engine:
             for sharing, key in keys.items():
-                work = partial(measure, engine, groups(maker, scale, sharing), scale.tokens)
+                work = on(engine, measure, groups(maker, scale, sharing), scale.tokens)
                 found[sharing][variant] = journal.of(key, work, _encoded, lambda kept: Run(**kept))
                 console.log(f"{key}: {summary(found[sharing][variant])}")
     return judge(found)

@@ -15,21 +15,18 @@ keeping more doesn't hurt. Which policy is better than which is reported, not re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import cache
-from typing import Any
+from functools import partial
 
 from rich.console import Console
 
 from vtoken.bench import quality_report
 from vtoken.bench.quality_engine import FULL_CACHE, Case, quality_engine
-from vtoken.bench.quality_measurement import MIDDLE, Measurement, Results, Scale, Start
+from vtoken.bench.quality_measurement import MIDDLE, Measurement, Results, Scale
 from vtoken.bench.quality_reasons import EVERY_LAYER
 from vtoken.bench.quality_scores import MONOTONE_TOLERANCE, Perplexity, falls
 from vtoken.bench.quality_texts import Texts
-from vtoken.results.journal import Journal
+from vtoken.results.journal import Journal, lazily
 from vtoken.results.outcome import Outcome
 
 FULL = Scale((0.7, 0.5, 0.3), 3, 1024, 1, 4096, 20, (512, 1536), (0.7, 0.3), 6, 160, all_policies=True, reasons=True)
@@ -50,13 +47,6 @@ def ordering_as_published(recall: dict[Case, list[bool]]) -> bool:
     return sum(recall[Case("random", MIDDLE)]) < sum(recall[Case("streaming_llm", MIDDLE)])
 
 
-@contextmanager
-def _lazily(model: str, config: Mapping[str, Any], longest_tokens: int) -> Iterator[Start]:
-    """An engine that starts when it is first asked for, and is closed whatever happens."""
-    with ExitStack() as stack:
-        yield cache(lambda: stack.enter_context(quality_engine(model, config, longest_tokens)))
-
-
 def run(model: str, console: Console, journal: Journal, quick: bool, data: str | None) -> Outcome:
     """Measure; `data`: directory with books.
 
@@ -67,11 +57,11 @@ def run(model: str, console: Console, journal: Journal, quick: bool, data: str |
     measured = Measurement(Texts.of_directory(model, data), scale, console, journal)
     journal.begin(measured.pieces)
     longest = max(scale.text_tokens, scale.long_tokens, scale.needle_tokens[1])
-    with _lazily(model, {"reader": "strict", "variant": "naive"}, longest) as engine:
+    with lazily(partial(quality_engine, model, {"reader": "strict", "variant": "naive"}, longest)) as engine:
         naive = measured.probe("naive", engine)
-    with _lazily(model, {"reader": "strict", "check_moves": 1.0}, longest) as engine:
+    with lazily(partial(quality_engine, model, {"reader": "strict", "check_moves": 1.0}, longest)) as engine:
         strict = measured.probe("strict", engine)
-    with _lazily(model, {}, longest) as engine:
+    with lazily(partial(quality_engine, model, {}, longest)) as engine:
         measured.compare(naive, strict, measured.probe("auto", engine))
         measured.perplexities(engine)
         measured.recalls(engine)
@@ -79,7 +69,7 @@ def run(model: str, console: Console, journal: Journal, quick: bool, data: str |
         if scale.reasons:
             measured.reasons(engine)
     if scale.reasons:
-        with _lazily(model, EVERY_LAYER, longest) as engine:
+        with lazily(partial(quality_engine, model, EVERY_LAYER, longest)) as engine:
             measured.reasons_by_layers(engine)
     results = measured.results
     for table in quality_report.tables(results.perplexity, results.recall, results.likeness):

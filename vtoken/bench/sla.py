@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
@@ -22,7 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from vtoken.bench.frontier import Scene, engine, prompt
-from vtoken.results.journal import Journal
+from vtoken.results.journal import Journal, lazily, on
 from vtoken.results.outcome import Outcome
 
 VARIANTS = ("native", "naive", "lazy", "eager")
@@ -73,12 +72,9 @@ def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outco
     journal.begin(scale.rounds * len(VARIANTS) * len(scale.clients))
     for number, variant in product(range(scale.rounds), VARIANTS):
         keys = {clients: f"round {number + 1}, {variant}, {clients} clients" for clients in scale.clients}
-        with ExitStack() as stack:
-            running = None
-            if not all(key in journal for key in keys.values()):
-                running = stack.enter_context(engine(model, scale.scene, variant))
+        with lazily(partial(engine, model, scale.scene, variant)) as running:
             for clients, key in keys.items():
-                work = partial(closed_loop, running, clients, scale.turns * clients, scale.scene.tokens)
+                work = on(running, closed_loop, clients, scale.turns * clients, scale.scene.tokens)
                 loop = journal.of(key, work, asdict, lambda kept: Loop(**kept))
                 loops.setdefault((variant, clients), []).append(loop)
                 console.log(f"{key}: {_step(variant, clients, [loop], scale.scene.tokens)}")

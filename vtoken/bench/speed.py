@@ -22,7 +22,7 @@ from vtoken.bench import stepper
 from vtoken.bench.child import Child
 from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost, Stepper
-from vtoken.results.journal import Journal
+from vtoken.results.journal import Journal, lazily, on
 from vtoken.results.outcome import Outcome
 
 NATIVE = "native"
@@ -67,11 +67,9 @@ def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outco
     for start in range(max(scale.repeats.values())):
         contexts = [context for context, repeats in scale.repeats.items() if start < repeats]
         keys = {context: f"start {start + 1}, {context} tokens" for context in contexts}
-        with ExitStack() as stack:
-            kept = all(key in journal for key in keys.values())
-            engines = {} if kept else stack.enter_context(_engines(model, scale, start))
+        with lazily(partial(_engines, model, scale, start)) as engines:
             for context, key in keys.items():
-                found[context].append(journal.of(key, partial(_round, engines, scale, context), _encoded, _decoded))
+                found[context].append(journal.of(key, on(engines, _round, scale, context), _encoded, _decoded))
                 console.log(f"{key}: {summary(found[context])}")
     values: dict[str, Any] = {str(context): summary(rounds) for context, rounds in found.items()}
     passed = holds(values)

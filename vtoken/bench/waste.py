@@ -13,7 +13,7 @@ snapshot; how full each block is, the worker is asked every FILL_STEPS.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -26,7 +26,7 @@ from vtoken.core.config import VTokenConfig
 from vtoken.core.policies import policy_names
 from vtoken.core.telemetry import Snapshot
 from vtoken.engine.offline import OfflineEngine
-from vtoken.results.journal import Journal
+from vtoken.results.journal import Journal, lazily, on
 from vtoken.results.outcome import Outcome
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -97,12 +97,9 @@ def run(model: str, console: Console, journal: Journal, *, quick: bool) -> Outco
     journal.begin(len(VARIANTS) * len(workloads) * len(policies))
     for variant in VARIANTS:
         keys = {(name, policy): f"{name}, {policy}, {variant}" for name in workloads for policy in policies}
-        with ExitStack() as stack:
-            engine = None
-            if not all(key in journal for key in keys.values()):
-                engine = stack.enter_context(_engine(model, variant, workloads.values()))
+        with lazily(partial(_engine, model, variant, workloads.values())) as engine:
             for (name, policy), key in keys.items():
-                work = partial(_measure, engine, maker, workloads[name], policy)
+                work = on(engine, _measure, maker, workloads[name], policy)
                 measured, watched = journal.of(key, work, _encoded, _decoded)
                 found[name][policy][variant] = measured
                 rows += _rows(name, policy, variant, watched)

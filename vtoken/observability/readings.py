@@ -84,7 +84,9 @@ def _buckets(name: str, counts: Mapping[str, int]) -> Iterator[Reading]:
         counts: `at_most` of Histogram.to_mapping; empty if there is no histogram yet.
     """
     bounds = BY_NAME[name].values["le"]
-    yield from _counted(name, {(le,): total for le, total in zip(bounds, accumulate(counts.values()), strict=False)})
+    yield from _counted(
+        name, {(le,): total for le, total in zip(bounds, accumulate(counts.values()), strict=bool(counts))}
+    )
 
 
 def _state(replica: ReplicaView, tunables: RoutingTunables) -> str:

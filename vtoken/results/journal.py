@@ -7,7 +7,9 @@ Pieces of any others are of no use, and are dropped.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +18,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 T = TypeVar("T")
+E = TypeVar("E")
+
+
+@contextmanager
+def lazily(start: Callable[[], AbstractContextManager[E]]) -> Iterator[Callable[[], E]]:
+    """What `start` gives, entered when first asked for, left whatever happens; pieces that are kept never ask."""
+    with ExitStack() as stack:
+        yield cache(lambda: stack.enter_context(start()))
+
+
+def on(started: Callable[[], E], work: Callable[..., T], *arguments: Any) -> Callable[[], T]:
+    """A piece of work: `work(started(), *arguments)`."""
+    return lambda: work(started(), *arguments)
 
 
 class Journal:
