@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from vtoken.core.config import PolicyOptions, Variant, VTokenConfig
 from vtoken.core.decisions import Decisions
-from vtoken.core.errors import ProtocolError, UnknownRequest, VTokenError
+from vtoken.core.errors import InvariantViolation, ProtocolError, UnknownRequest, VTokenError
 from vtoken.core.eviction import Forgetting
 from vtoken.core.history import Event, History
 from vtoken.core.kernels import Kernels
@@ -65,6 +65,7 @@ class Shard:
         self.reclamation = Reclamation(config, self.counters, self.history)
         self.decisions = Decisions(self.counters, self.reclamation, scores, clock)
         self.rows: dict[str, Row] = {}
+        self._evicting = 0
         self._starts: dict[str, RequestStart] = {}
         self._to_check: dict[str, None] = {}  # rows that lost tokens and may be worth evacuating, in order
         self._step = Step()
@@ -80,6 +81,11 @@ class Shard:
     def degrade(self, reason: str) -> None:
         """Relocate nothing more."""
         self.reclamation.degraded = reason
+
+    @property
+    def evicts(self) -> bool:
+        """Whether any row's policy evicts; if not, all rows are clean and nothing is ever decided."""
+        return self._evicting > 0
 
     # ---- a step, in order ------------------------------------------------------------------------
 
@@ -216,10 +222,13 @@ class Shard:
         """All tables from scratch.
 
         Raises:
-            InvariantViolation: see TokenTable.check_invariants.
+            InvariantViolation: see TokenTable.check_invariants; or rows that evict are miscounted.
         """
         for row in self.rows.values():
             row.table.check_invariants()
+        evicting = sum(row.forgetting.options.evicts for row in self.rows.values())
+        if evicting != self._evicting:
+            raise InvariantViolation(f"{evicting} rows evict, {self._evicting} are counted")
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -259,6 +268,7 @@ class Shard:
         forgetting = Forgetting(options, start.prompt_tokens, start.prompt_seed)
         row = self.rows[step.request_id] = Row(step.request_id, table, forgetting)
         if options.evicts:
+            self._evicting += 1
             self.decisions.begin(row)
             self.reclamation.record(row, Event.BEGIN)
 
@@ -268,6 +278,7 @@ class Shard:
         if row is None:
             return []
         if row.forgetting.options.evicts:
+            self._evicting -= 1
             self.reclamation.record(row, event)
             self.decisions.end(row)
         plan = self.reclamation.end(row)

@@ -29,6 +29,7 @@ from vtoken.engine import session
 from vtoken.engine.spec import VTokenSpec
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     from vtoken.device.scorer import AttentionScorer
@@ -72,12 +73,22 @@ class VTokenCPUMetadata(CPUAttentionMetadata):
 class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
     """Replaces what the runner says about rows that are not clean."""
 
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        layers = vllm_config.compilation_config.static_forward_context
+        self._readers: list[VTokenCPUImpl] = [layers[name].impl for name in layer_names]
+        self._ours = True
+
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> CPUAttentionMetadata:
         """As in vLLM. Overwrites the contents of `slot_mapping` for rows that are not clean."""
         common = common_attn_metadata
         substrate = session.current()
+        if not substrate.shard.evicts and substrate.config.reader is not Reader.STRICT:
+            self._read_by(ours=False)  # all rows are clean
+            return super().build(common_prefix_len, common, fast_build)
+        self._read_by(ours=True)
         names = substrate.batch()[: common.num_reqs]
         if not names:  # a profiling run: no requests exist yet
             return super().build(common_prefix_len, common, fast_build)
@@ -95,6 +106,13 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return built
         ours = StrictRows.of(rows, starts, strict) if strict else None
         return _extended(built, ours, native=len(strict) < len(rows), observed=observed)
+
+    def _read_by(self, *, ours: bool) -> None:
+        """Whether the steps to come are read by our implementation or by vLLM's alone."""
+        if ours is not self._ours:
+            self._ours = ours
+            for reader in self._readers:
+                reader.stand_aside(not ours)
 
     def _write_slots(
         self, common: CommonAttentionMetadata, rows: list[Row], changed: list[int], starts: np.ndarray
@@ -132,12 +150,20 @@ def _extended(built: CPUAttentionMetadata, strict: StrictRows | None, **others: 
 class VTokenCPUImpl(CPUAttentionBackendImpl):
     """vLLM's implementation; the strict reader then serves its rows, and the scorer looks at its queries."""
 
+    def stand_aside(self, aside: bool) -> None:
+        """Whether calls of `forward` go to vLLM's own from now on: it is called once per layer and step, so where there
+        is nothing of ours to do, even asking whether there is would cost.
+        """
+        if aside:
+            self.forward = super().forward  # type: ignore[method-assign]
+        else:
+            self.__dict__.pop("forward", None)
+
     def forward(
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
         attn_metadata: CPUAttentionMetadata | None, output: torch.Tensor, *args: Any, **kwargs: Any,
     ) -> torch.Tensor:  # fmt: skip
         """As in vLLM: query [tokens, heads, D]; the result is written into `output`."""
-        # Once per layer: where there is nothing of ours to do, this must cost nothing.
         if not isinstance(attn_metadata, VTokenCPUMetadata):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         shape, strict, observed = (-1, self.num_heads, self.head_size), attn_metadata.strict, attn_metadata.observed

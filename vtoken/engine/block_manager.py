@@ -82,6 +82,11 @@ class VTokenBlockManager(FullAttentionManager):
         if not self._evicting:
             self._release_reserve()
 
+    @property
+    def watches(self) -> bool:
+        """Whether any request's policy evicts; if not, blocks are managed as in vLLM."""
+        return bool(self._evicting)
+
     def held_blocks(self, request_id: str) -> int:
         """Real blocks that the request holds, counted from scratch."""
         listed = sum(not block.is_null for block in self.req_to_blocks.get(request_id, ()))
@@ -179,9 +184,9 @@ class VTokenBlockManager(FullAttentionManager):
         At admission (`apply_admission_cap`) vLLM asks for the whole prompt: a request that evicts between
         chunks is charged no more than it ever holds at once.
         """
-        if self.ledger.detached(request_id):
-            return max(self.ledger.blocks_needed(request_id, num_tokens) - self._held[request_id], 0)
         watched = self._evicting.get(request_id)
+        if watched is not None and self.ledger.detached(request_id):
+            return max(self.ledger.blocks_needed(request_id, num_tokens) - self._held[request_id], 0)
         if apply_admission_cap and watched is not None and watched.peak_blocks is not None:
             num_tokens = min(num_tokens, watched.peak_blocks * self.block_size)
         needed: int = super().get_num_blocks_to_allocate(request_id, num_tokens, new_computed_blocks, *args, **kwargs)

@@ -133,7 +133,7 @@ class SchedulerSide:
     def grant(self, step: SchedulerOutput) -> Grant:
         """What the workers may use in this step. Hands over the growth of detached requests."""
         manager = self.manager
-        grants = {name: manager.grant(name) for name in step.num_scheduled_tokens}
+        grants = {name: manager.grant(name) for name in step.num_scheduled_tokens} if manager.watches else {}
         requests = {name: grant for name, grant in grants.items() if grant is not None}
         return Grant(tuple(manager.reserve), self._report_ack, requests, self._urgency())
 

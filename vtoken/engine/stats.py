@@ -51,17 +51,16 @@ class SnapshotLogger(StatLoggerBase):
     """Keeps the last Snapshot of one engine; a factory for `AsyncLLM(stat_loggers=[...])`.
 
     Written by vLLM's output loop after every step, read by anyone in the process: the field is
-    replaced whole, so a reader never sees half a step.
+    replaced whole, so a reader never sees half a step. Readers are rarer than steps: they make the Snapshot.
     """
 
     def __init__(self, vllm_config: VllmConfig | None = None, engine_index: int = 0) -> None:
-        self._snapshot = Snapshot()
         self._fields: dict[str, Any] = {}
         self._preemptions = 0
 
     def snapshot(self) -> Snapshot:
         """State after the last step; all zero before the first."""
-        return self._snapshot
+        return Snapshot.from_mapping(self._fields)
 
     def details(self) -> Details:
         """The last that a step has brought; empty before the first."""
@@ -74,13 +73,13 @@ class SnapshotLogger(StatLoggerBase):
             self._preemptions += iteration_stats.num_preempted_reqs
         if scheduler_stats is None:
             return
-        self._fields.update(scheduler_stats.kv_connector_stats or {})
-        self._snapshot = Snapshot.from_mapping({
+        self._fields = {
             **self._fields,
+            **(scheduler_stats.kv_connector_stats or {}),
             "running_requests": scheduler_stats.num_running_reqs,
             "waiting_requests": scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
             "preemptions_total": self._preemptions,
-        })  # fmt: skip
+        }
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.vtoken")
 
-STATISTICS_SECONDS = 0.05
-"""A busy engine says this often what its worker counts, steps apart: heartbeats are rarer."""
+STATISTICS_SECONDS = 0.1
+"""A busy engine says this often what its worker counts, steps apart: heartbeats are as rare."""
 
-DETAIL_SECONDS = 0.5
+DETAIL_SECONDS = 1.0
 """Details are refreshed at most this often: they are looked at every two seconds."""
 
 WAIT_URGENCY = 0.9
@@ -104,16 +104,14 @@ class Substrate:
         """
         self._tally.begin()
         require_version(grant.version, "the scheduler")
-        cancelled = self.shard.accept(step, grant)
-        for flight in self._flights:
-            if any(flight.plan is plan for plan in cancelled):
-                self._stop(flight)
-        self._flights = [flight for flight in self._flights if flight.row is not None]
+        self._cancel(self.shard.accept(step, grant))
         self._tally.lap(Phase.ACCEPT)
-        self._land(wait=grant.urgency >= WAIT_URGENCY)
-        self._tally.lap(Phase.LAND)
-        self._relocate_in_stream(self._decide(self.shard.decide))
-        self._tally.lap(Phase.DECIDE)
+        if self._flights:
+            self._land(wait=grant.urgency >= WAIT_URGENCY)
+            self._tally.lap(Phase.LAND)
+        if self.shard.evicts:
+            self._relocate_in_stream(self._decide(self.shard.decide))
+            self._tally.lap(Phase.DECIDE)
         self.shard.grow()
         self._tally.steps += 1
         self._quiet = not step.rows
@@ -121,6 +119,8 @@ class Substrate:
 
     def after_forward(self) -> None:
         """Evict from half-computed prompts; start copying what evacuation planned while the engine goes on."""
+        if not (self.shard.evicts or self._flights):
+            return
         self._tally.begin()
         self.scorer.after_forward()
         self._relocate_in_stream(self._decide(self.shard.decide_after_chunks))
@@ -136,7 +136,13 @@ class Substrate:
 
     def report(self) -> Report | None:
         """The step's report, or None."""
-        return self.shard.report()
+        return self.shard.report() if self.shard.evicts else None
+
+    def _cancel(self, plans: Sequence[Plan]) -> None:
+        for flight in self._flights if plans else ():
+            if any(flight.plan is plan for plan in plans):
+                self._stop(flight)
+        self._flights = [flight for flight in self._flights if flight.row is not None]
 
     def _stop(self, flight: _Flight) -> None:
         """Its request is gone and its destinations go back to the reserve: nothing may land there later."""
