@@ -9,7 +9,9 @@ import pytest
 from tests.unit.test_routing import columns, view
 from vtoken.core.desk import Desk
 from vtoken.core.histogram import Histogram
+from vtoken.core.pressure import Level
 from vtoken.core.routing import Mode, Reason, RouteHint, RoutingTunables
+from vtoken.core.trust import FLOOR
 
 NAMES = ["a", "b", "c"]
 HINT = RouteHint(160, 160)
@@ -124,6 +126,39 @@ def test_what_rides_along_is_newer_than_the_view_until_the_next_heartbeat():
     assert desk.decide(ALONE, HINT, 100.3).room_blocks == 40
     desk.take(columns([replace(view("a", 60), sequence=6)]), 100.4)
     assert desk.decide(ALONE, HINT, 100.5).room_blocks == 60
+
+
+@pytest.mark.parametrize("change", [{"draining": True}, {"level": Level.CLOSED}])
+def test_what_rides_along_before_its_heartbeat_hides_nothing_that_the_controller_says(change):
+    """A replica's snapshot comes with an answer sooner than by way of the controller, and has the same number."""
+    names = ["a", "b"]
+    desk = desk_with([replace(view("a", 90), sequence=5), replace(view("b", 30), sequence=5)])
+    assert send(desk, "1", names=names).replica_id == "a"
+    desk.overtake({"a": (columns([replace(view("a", 90), sequence=6)]).table[0].tolist(), 100.2)})
+    desk.take(columns([replace(view("a", 90), sequence=6, **change), replace(view("b", 30), sequence=6)]), 100.3)
+    assert send(desk, "2", names=names, now_s=100.3).replica_id == "b"
+
+
+def test_lies_are_found_out_although_newer_ones_ride_along():
+    desk = desk_with([view("a", 90)])
+    send(desk, "1", names=ALONE)
+    desk.accepted("1", "a", HINT, 100.0)
+    for number in range(1, 6):
+        idle = columns([replace(view("a", 90, steps_total=10 * number), sequence=number)])
+        desk.overtake({"a": (idle.table[0].tolist(), 100.0 + number)})
+        desk.take(idle, 100.05 + number)
+    assert desk.trust()["a"] < FLOOR
+
+
+def test_other_candidates_do_not_make_a_replica_that_stands_still_look_idle():
+    """It has a request of ours, and reports that nothing runs and nothing has moved."""
+    desk = desk_with([view("a", 90)])
+    send(desk, "1", names=ALONE)
+    desk.accepted("1", "a", HINT, 100.0)
+    desk.decide(["a", "b"], HINT, 100.0)
+    for number in range(1, 6):
+        desk.take(columns([replace(view("a", 90), sequence=number)]), 100.0 + number)
+    assert desk._board.expires_s[0] < 105.0
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ class Board:
         self._seen: Bools = np.zeros(count, bool)
         self._taken_s: Floats = np.full(count, -np.inf)
         self._moved_s: Floats = np.full(count, -np.inf)
-        self._own: Ints = np.zeros(count, np.int64)
+        self._heard: Ints = np.full(count, -1, np.int64)  # sequence number of the last heartbeat, whatever rode along
+        self._own: Ints = np.array([ledger.count(replica_id) for replica_id in self.ids], np.int64)
         self.trusted: Floats = np.ones(count)
         self._matched: tuple[tuple[str, ...], NDArray[np.intp], NDArray[np.intp]] | None = None
         self._derive()
@@ -97,7 +98,12 @@ class Board:
         same = table[:, _SEQUENCE] == known
         self._taken_s[ours] = np.where(same, np.maximum(taken_s, self._taken_s[ours]), self._taken_s[ours])
         self._adopt(ours[newer], table[newer], taken_s[newer])
-        self._judge(ours[newer])
+        # What rides along may come before its heartbeat. What that one says of level and draining, and whether it is
+        # true, counts all the same.
+        self._table[ours, _LEVEL], self._table[ours, _DRAINING] = table[:, _LEVEL], table[:, _DRAINING]
+        unheard = table[:, _SEQUENCE] > self._heard[ours]
+        self._heard[ours] = np.maximum(table[:, _SEQUENCE], self._heard[ours])
+        self._judge(ours[unheard], table[unheard], taken_s[unheard])
         self._derive()
 
     def overtake(self, rides: Mapping[str, tuple[Sequence[int], float]]) -> None:
@@ -160,14 +166,14 @@ class Board:
         self._moved_s[rows] = np.where(fresh, taken_s, self._moved_s[rows])
         self._table[rows], self._taken_s[rows] = table, taken_s
 
-    def _judge(self, rows: NDArray[np.intp]) -> None:
+    def _judge(self, rows: NDArray[np.intp], table: Ints, taken_s: Floats) -> None:
         """Weigh new heartbeats of replicas that hold, or held, requests of ours."""
-        changed = set(rows.tolist())
+        places = {row: place for place, row in enumerate(rows.tolist())}
         for replica_id in self._trust.watched():
-            row = self._row.get(replica_id)
-            if row in changed:
-                _, _, _, _, capacity, free, reserved, _, _, running, waiting, steps = self._table[row].tolist()
-                report = Report(float(self._taken_s[row]), steps, running + waiting, capacity - free - reserved)
+            place = places.get(self._row.get(replica_id, -1))
+            if place is not None:
+                _, _, _, _, capacity, free, reserved, _, _, running, waiting, steps = table[place].tolist()
+                report = Report(float(taken_s[place]), steps, running + waiting, capacity - free - reserved)
                 self._trust.judge(replica_id, report)
 
     def _derive(self) -> None:
