@@ -30,10 +30,12 @@ def hurry():
 
 
 class Call:
-    """What a handle's streaming call returns."""
+    """What a handle's streaming call returns. As Serve's, one that failed before it reached a replica fails again when
+    it is cancelled.
+    """
 
     def __init__(self, script):
-        self.script, self.cancelled = script, False
+        self.script, self.cancelled, self.reached, self.failure = script, False, False, None
 
     async def __anext__(self):
         try:
@@ -41,9 +43,11 @@ class Call:
         except StopIteration:
             raise StopAsyncIteration from None
         if isinstance(item, BaseException):
+            self.failure = None if self.reached else item
             raise item
         if item == "hang":
             await asyncio.sleep(60)
+        self.reached = True
         return item
 
     def __aiter__(self):
@@ -51,6 +55,8 @@ class Call:
 
     def cancel(self):
         self.cancelled = True
+        if isinstance(self.failure, Exception):
+            raise self.failure
 
 
 class Replicas:

@@ -147,7 +147,8 @@ class Journey:
                 raise judged(error, self._again) from None
         finally:
             if not self._ended:
-                call.cancel()  # stop the engine's work, not only our waiting
+                with contextlib.suppress(Exception):  # one that reached no replica fails here again
+                    call.cancel()  # stop the engine's work, not only our waiting
 
     def _taken(self, what: str, value: Any, news: News | None) -> tuple[str, Any] | None:
         """What an item means for the client, if anything.
