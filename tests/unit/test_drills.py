@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import sys
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from vtoken.cli import main
-from vtoken.drills import command
+from vtoken.drills import command, disconnect
 from vtoken.drills.command import DRILLS
 from vtoken.drills.replays import differences, losses
 from vtoken.drills.traffic import Recording, chat_body
-from vtoken.drills.world import deployment
+from vtoken.drills.world import DrillError, deployment
 from vtoken.results import files
 from vtoken.results.outcome import Outcome
 from vtoken.serving.settings import DeploymentSettings
@@ -133,3 +137,37 @@ def test_a_drill_ends_with_the_last_line_of_every_command(monkeypatch, capsys, t
         "command": "vtoken drill lag",
     }  # fmt: skip
     assert files.read(tmp_path)["drill-lag"].values == line["values"]
+
+
+# ---- Clients that leave ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("running", [1, 0])
+def test_a_client_leaves_only_what_runs_for_it(running):
+    """It shows its key, or a fleet that wants one would be idle and pass."""
+    with socket.create_server(("127.0.0.1", 0)) as server, httpx.Client(headers={"authorization": "Bearer k"}) as http:
+        world = SimpleNamespace(
+            url=f"http://127.0.0.1:{server.getsockname()[1]}/prefix", model="m", http=http, busy=lambda: running,
+            wait=lambda condition, _timeout_s: 0.0 if condition() else None,
+        )  # fmt: skip
+        with contextlib.nullcontext() if running else pytest.raises(DrillError, match="does not run"):
+            disconnect._leave_unary(world, 0)
+        peer, _ = server.accept()
+        with peer, peer.makefile("rb") as heard:
+            request = heard.read()
+    assert request.startswith(b"POST /prefix/v1/chat/completions ")
+    assert b"authorization: Bearer k\r\n" in request
+
+
+@pytest.mark.parametrize(
+    ("left", "refusal"),
+    [
+        (Recording(STREAM, 200, bytearray(event("a"))), None),
+        (Recording(STREAM, 401, bytearray(b"no")), "status 401: no"),
+        (Recording(STREAM, 200, bytearray(WHOLE)), "over before"),
+    ],
+)
+def test_a_stream_must_have_been_left_in_its_middle(monkeypatch, left, refusal):
+    monkeypatch.setattr(disconnect, "send", lambda *_, **__: left)
+    with contextlib.nullcontext() if refusal is None else pytest.raises(DrillError, match=refusal):
+        disconnect._leave_stream(SimpleNamespace(url="http://x", model="m"), 0)

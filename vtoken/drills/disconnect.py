@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
 from collections.abc import Callable
+from http.client import HTTPConnection, HTTPSConnection
 from urllib.parse import urlsplit
 
 from vtoken.drills.traffic import CHAT, chat_body, send
-from vtoken.drills.world import World
+from vtoken.drills.world import DrillError, World
 from vtoken.results.outcome import Outcome
 
 TOKENS = 1000
@@ -43,19 +44,28 @@ def _until_empty(world: World, leave: Callable[[World, int], None], index: int) 
 
 
 def _leave_stream(world: World, index: int) -> None:
-    """A streaming client that goes after the first pieces of text, once the fleet's view knows of it."""
+    """A streaming client that goes after the first pieces of text, once the fleet's view knows of it.
+
+    Raises:
+        DrillError: the stream was refused, or was over before.
+    """
     body = chat_body(world.model, index, TOKENS, stream=True)
-    send(world.url, body, leave=lambda recording: len(recording.chunks) > 3 and world.busy() > 0)
+    left = send(world.url, body, leave=lambda recording: len(recording.chunks) > 3 and world.busy() > 0)
+    if not left.failure.startswith("truncated"):
+        raise DrillError(f"a stream was not left in its middle: {left.failure or 'it was over before'}")
 
 
 def _leave_unary(world: World, index: int) -> None:
-    """A client that closes its connection while its answer is being made."""
-    body = json.dumps(chat_body(world.model, index, TOKENS)).encode()
+    """A client that closes its connection while its answer is being made.
+
+    Raises:
+        DrillError: the request does not run.
+    """
     address = urlsplit(world.url)
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    with socket.create_connection((address.hostname or "", address.port or 80)) as connection:
-        connection.sendall(head.encode() + body)
-        world.wait(lambda: world.busy() > 0, START_TIMEOUT_S)
+    connect = HTTPSConnection if address.scheme == "https" else HTTPConnection
+    body = json.dumps(chat_body(world.model, index, TOKENS))
+    headers = {**world.http.headers, "content-type": "application/json"}
+    with contextlib.closing(connect(address.hostname or "", address.port, timeout=START_TIMEOUT_S)) as connection:
+        connection.request("POST", address.path + CHAT, body, headers)
+        if world.wait(lambda: world.busy() > 0, START_TIMEOUT_S) is None:
+            raise DrillError(f"a unary request does not run after {START_TIMEOUT_S:.0f} s")
