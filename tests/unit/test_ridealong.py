@@ -18,14 +18,18 @@ from vtoken.serving.sidelines import Sidelines, attach, router_of
 
 
 def test_a_snapshot_rides_along_once_and_not_too_often():
-    riding = RideAlong()
-    row = riding.due(GOOD, 7, 10.0)
-    told = dict(zip(COLUMNS, row, strict=True))
+    riding, looks = RideAlong(), []
+
+    def due(snapshot, now_s):
+        return riding.due(lambda: looks.append(now_s) or replace(snapshot), 7, now_s)
+
+    told = dict(zip(COLUMNS, due(GOOD, 10.0), strict=True))
     assert (told["sequence"], told["free_blocks"], told["steps_total"]) == (7, GOOD.free_blocks, GOOD.steps_total)
     newer = replace(GOOD, steps_total=6)
-    assert riding.due(newer, 7, 10.0 + RIDE_S / 2) is None
-    assert riding.due(newer, 7, 10.0 + 2 * RIDE_S) is not None
-    assert riding.due(newer, 7, 20.0) is None
+    assert due(newer, 10.0 + RIDE_S / 2) is None
+    assert due(newer, 10.0 + 2 * RIDE_S) is not None
+    assert due(newer, 20.0) is None
+    assert looks == [10.0, 10.0 + 2 * RIDE_S, 20.0]
 
 
 def test_notes_reach_the_desk_at_the_next_decision_the_last_ride_of_each_replica_only():

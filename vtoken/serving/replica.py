@@ -166,7 +166,11 @@ class EngineReplica:
     def _ride(self) -> Ride | None:
         if self._faults.lag_s:
             return None
-        return self._riding.due(self._faults.told(self._service.snapshot()), self._sequence, time.monotonic())
+        return self._riding.due(self._told, self._sequence, time.monotonic())
+
+    def _told(self) -> Snapshot:
+        """What this replica says of its engine, now."""
+        return self._faults.told(self._service.snapshot())
 
     async def inject(self, replica_id: str, fault: str) -> bool:
         """Begin or end a fault of this replica's telemetry, if it is the one that is meant; for drills.

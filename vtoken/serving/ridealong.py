@@ -6,6 +6,8 @@ both ends about 0.1 ms. With several ingresses each gets a part of them; the hea
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vtoken.core.columns import row_of
 from vtoken.core.pressure import Level
 from vtoken.core.telemetry import Snapshot
@@ -23,15 +25,18 @@ class RideAlong:
         self._sent_s = float("-inf")
         self._sent: Snapshot | None = None
 
-    def due(self, snapshot: Snapshot, sequence: int, now_s: float) -> Ride | None:
-        """The row to send now; None if the last one is young, or was of the same step.
+    def due(self, look: Callable[[], Snapshot], sequence: int, now_s: float) -> Ride | None:
+        """The row to send now; None if the last one is young, or says the same.
 
         Args:
-            snapshot: the engine's last one.
+            look: gives the engine's last snapshot; asked only when one may be sent, because answers come more often.
             sequence: of the last heartbeat.
             now_s: monotonic.
         """
-        if now_s - self._sent_s < RIDE_S or snapshot is self._sent:
+        if now_s - self._sent_s < RIDE_S:
+            return None
+        snapshot = look()
+        if snapshot == self._sent:
             return None
         self._sent_s, self._sent = now_s, snapshot
         return row_of(snapshot, sequence, Level.OPEN, draining=False)
