@@ -18,6 +18,7 @@ from tests.integration.script import SCRIPT, START
 from vtoken.observability.alerts import ALERTS, RECORDINGS
 from vtoken.observability.boards import BOARDS
 from vtoken.observability.grafana_json import board_json
+from vtoken.observability.query import filled
 from vtoken.observability.rules import rules_text
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -147,8 +148,7 @@ def variables() -> list[tuple[str, str]]:
 
 
 def _filled(expression: str) -> str:
-    expression = expression.replace("$__rate_interval", WINDOW).replace("$__range", "2m")
-    return re.sub(r'=~"\$\w+"', '=~".*"', expression)
+    return filled(expression, rate_window=WINDOW, shown="2m")
 
 
 def has_finite_sample(prometheus, expression: str) -> bool:

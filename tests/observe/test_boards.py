@@ -20,7 +20,7 @@ from vtoken.observability.grafana_alerts import inlined
 from vtoken.observability.grafana_json import board_json, board_text
 from vtoken.observability.lint import lint, lint_board
 from vtoken.observability.metric import COMMON_LABELS, Kind
-from vtoken.observability.query import quantile, rate, ratio, series
+from vtoken.observability.query import filled, quantile, rate, ratio, series
 from vtoken.serving.status import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,16 +188,15 @@ def test_grafana_can_read_the_files():
 
 def test_prometheus_can_parse_every_expression(promtool, tmp_path):
     """As rules: promtool parses them, and checks types and durations."""
-    filled = []
+    expressions = []
     for board in BOARDS:
         for row in board.rows:
             for panel in row.panels:
-                filled += [query.expression for query in panel.queries]
-    filled += [inlined(alert) for alert in ALERTS]
+                expressions += [query.expression for query in panel.queries]
+    expressions += [inlined(alert) for alert in ALERTS]
     lines = ["groups:", "- name: all", "  rules:"]
-    for index, expression in enumerate(filled):
-        text = expression.replace("$__rate_interval", "1m").replace("$__range", "1h")
-        lines += [f"  - record: panel:{index}", f"    expr: {json.dumps(text)}"]
+    for index, expression in enumerate(expressions):
+        lines += [f"  - record: panel:{index}", f"    expr: {json.dumps(filled(expression, '1m', '1h'))}"]
     rules = tmp_path / "panels.yml"
     rules.write_text("\n".join(lines) + "\n")
     for file in (rules, ROOT / build.RULES):

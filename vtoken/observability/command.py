@@ -1,19 +1,22 @@
-"""`vtoken dashboards`: build the generated files, or bring boards and alerts to a Grafana server."""
+"""`vtoken dashboards`: build the generated files, bring boards to a Grafana server, or keep what they show."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 from vtoken.core.errors import ConfigError
 from vtoken.observability import build
 from vtoken.observability.boards import BOARDS
+from vtoken.observability.capture import Shown, capture
 from vtoken.observability.grafana import Grafana
 from vtoken.observability.grafana_alerts import group_body
 from vtoken.observability.grafana_json import board_json
 from vtoken.observability.lint import lint
+from vtoken.observability.prometheus_api import Prometheus
 from vtoken.observability.push import Wanted, push
 
 TOKEN = "GRAFANA_TOKEN"  # noqa: S105  # the name of the environment variable
@@ -32,16 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pushing.add_argument("--no-alerts", action="store_true", help="leave alerting to Prometheus")
     pushing.add_argument("--prune", action="store_true", help="delete boards of ours that are no more")
     pushing.add_argument("--dry-run", action="store_true", help="only say what would be written")
+    capturing = actions.add_parser("capture", help="ask Prometheus for every panel, and keep the answers in files")
+    capturing.add_argument("--prometheus", required=True, metavar="URL", help="a running Prometheus")
+    capturing.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go, one per board")
+    capturing.add_argument("--minutes", type=float, default=5.0, metavar="N", help="how far back (default: 5)")
+    capturing.add_argument("--step", type=int, default=5, metavar="S", help="seconds between two values (default: 5)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action; returns the exit status.
 
     Raises:
-        VTokenError: no token, or Grafana refuses.
+        VTokenError: no token, or Grafana or Prometheus refuses.
     """
     if arguments.action == "push":
         return _push(arguments)
+    if arguments.action == "capture":
+        return _capture(arguments)
     return _build(arguments.root, check=arguments.check)
 
 
@@ -75,4 +85,11 @@ def _push(arguments: argparse.Namespace) -> int:
         print(f"would {what}" if arguments.dry_run else what, flush=True)
         writes += 1
     print(f"{writes} writes{' needed' if arguments.dry_run else ''}")
+    return 0
+
+
+def _capture(arguments: argparse.Namespace) -> int:
+    shown = Shown.last(arguments.minutes, arguments.step, time.time())
+    for line in capture(Prometheus(arguments.prometheus), shown, arguments.out):
+        print(line, flush=True)
     return 0

@@ -17,6 +17,9 @@ GRID_COLUMNS = 24
 TAG = "vtoken"
 UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 NO_DATA = "no traffic"
+NARROWEST_COLUMN = 80
+"""Pixels; with Grafana's 150 twelve columns are wider than most screens."""
+
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 METRIC_NAME = re.compile(rf"{EXPORT_PREFIX}{PREFIX}[a-z0-9_]+")
 
@@ -135,6 +138,7 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         "mappings": mappings if panel.words else [],
         "color": {"mode": "thresholds" if panel.limits else "palette-classic"},
         **({"custom": custom, "min": 0} if panel.look is Look.LINES else {}),
+        **({"custom": {"minWidth": NARROWEST_COLUMN}} if panel.look is Look.TABLE else {}),
     }  # fmt: skip
 
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx
 import yaml
 
-from vtoken.core.errors import VTokenError
+from vtoken.observability.prometheus_api import Prometheus, PrometheusError
 
 JOB = "vtoken"
 RAY_TARGETS = "/tmp/ray/prom_metrics_service_discovery.json"  # noqa: S108  # where Ray's head node writes it
@@ -29,10 +29,6 @@ HEADER = """\
 """
 SCRAPE_S = 5
 START_TIMEOUT_S = 60.0
-
-
-class PrometheusError(VTokenError):
-    """Prometheus is not installed, or does not start; the message says what to do."""
 
 
 def config_text(
@@ -66,7 +62,7 @@ def targets_text(addresses: Sequence[str]) -> str:
     return json.dumps([{"targets": list(addresses), "labels": {}}])
 
 
-class LocalPrometheus:
+class LocalPrometheus(Prometheus):
     """Owner of a Prometheus process on 127.0.0.1. `start` and `close`, or `with`.
 
     Args:
@@ -80,14 +76,10 @@ class LocalPrometheus:
     def __init__(
         self, addresses: Sequence[str], rules: Path, directory: Path, port: int, scrape_s: int = SCRAPE_S
     ) -> None:
+        super().__init__(f"http://127.0.0.1:{port}")
         self._addresses, self._rules, self._directory, self._port = addresses, rules, directory, port
         self._scrape_s = scrape_s
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -126,25 +118,6 @@ class LocalPrometheus:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """Samples of an instant query.
-
-        Raises:
-            PrometheusError: Prometheus refuses it.
-        """
-        return list(self._get("/api/v1/query", query=expression)["result"])
-
-    def firing(self) -> set[str]:
-        """Names of the alerts that fire now."""
-        alerts = self._get("/api/v1/alerts")["alerts"]
-        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
-
-    def _get(self, path: str, **parameters: str) -> dict[str, Any]:
-        body = httpx.get(self.url + path, params=parameters, timeout=30.0).json()
-        if body["status"] != "success":
-            raise PrometheusError(f"Prometheus refuses {parameters}: {body.get('error')}")
-        return dict(body["data"])
 
     @property
     def _log(self) -> Path:

@@ -6,6 +6,8 @@ ratio(rate("moves_total"), rate("copies_total")) nothing, and not NaN, while not
 
 from __future__ import annotations
 
+import re
+
 from vtoken.observability.catalogue import BY_NAME
 
 VARIABLES = ("cluster", "application", "deployment", "replica", "gpu")
@@ -71,3 +73,9 @@ def quantile(share: float, name: str, *by: str, **own: str) -> str:
 def rise(name: str, window: str = "$__range", **own: str) -> str:
     """Increase of a counter over a window; by default over all that is shown."""
     return rate(name, window, **own).replace("rate(", "increase(", 1)
+
+
+def filled(expression: str, rate_window: str, shown: str) -> str:
+    """As Grafana hands it to Prometheus: with both durations, and every dashboard variable at All."""
+    expression = expression.replace("$__rate_interval", rate_window).replace("$__range", shown)
+    return re.sub(r'=~"\$\w+"', '=~".*"', expression)
