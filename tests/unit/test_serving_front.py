@@ -12,9 +12,11 @@ from starlette.requests import Request
 from tests.integration.fake_engine import FakeEngine
 from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.errors import ConfigError
-from vtoken.core.fleet import FleetRules, FleetSnapshot
+from vtoken.core.fleet import FleetRules, FleetSnapshot, ReplicaView
+from vtoken.core.pressure import Level
 from vtoken.core.replies import ErrorReply
 from vtoken.core.routing import RoutingTunables
+from vtoken.core.telemetry import Snapshot
 from vtoken.serving.answers import error_response, reply_of
 from vtoken.serving.controller import ControllerClient, FleetController
 from vtoken.serving.front import Front
@@ -238,6 +240,38 @@ def test_the_routers_get_the_budget_of_a_request():
 def test_nobody_fresh_is_not_ready():
     service, _ = front([])
     assert asyncio.run(service.ready()).status_code == 503
+
+
+class Mortal(FakeController):
+    """Of a fleet of one replica that reports."""
+
+    dead = False
+
+    async def view(self):
+        if self.dead:
+            raise RayActorError
+        return FleetSnapshot((ReplicaView("a", 0.1, Level.OPEN, draining=False, snapshot=Snapshot()),))
+
+
+def test_a_dead_controller_takes_no_replica_away_before_it_would_be_forgotten(monkeypatch):
+    """Load balancers go by it, and routers need no controller."""
+    monkeypatch.setattr("vtoken.serving.front.VIEW_REUSE_S", -1.0)
+    controller = Mortal()
+    service, _ = front([], controller)
+
+    async def scenario():
+        yield await service.ready()
+        controller.dead = True
+        yield await service.ready()
+        assert await service._living()
+        takers, counted_s = service._counted
+        service._counted = takers, counted_s - service._settings.heartbeat.forget_after_s
+        yield await service.ready()
+
+    async def statuses():
+        return [response.status_code async for response in scenario()]
+
+    assert asyncio.run(statuses()) == [200, 200, 503]
 
 
 # ---- The record of a request -----------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ class Front:
         self._looking = asyncio.Lock()
         self._seen: FleetSnapshot | None = None
         self._seen_s = float("-inf")
+        self._counted = 0, float("-inf")  # replicas that took requests when the controller last answered, and when
 
     async def tune(self, raw: Mapping[str, Any]) -> None:
         """Adopt the routers' settings and hand them to the controller, from which every router gets them.
@@ -109,8 +110,7 @@ class Front:
 
     async def ready(self) -> Response:
         """200 when at least one replica has fresh telemetry and takes requests, else 503."""
-        view = await self._view()
-        takers = 0 if view is None else self._takers(view)
+        takers = await self._fresh()
         body = {"ready": takers > 0, "fresh_replicas": takers, "wanted_replicas": self._settings.fewest_replicas}
         return JSONResponse(body, status_code=200 if takers else 503)
 
@@ -173,9 +173,18 @@ class Front:
         return sum(not replica.draining for replica in fresh)
 
     async def _living(self) -> bool:
-        """Whether some replica is known to take requests; a controller that restarts says so again in seconds."""
+        """Whether some replica is known to take requests."""
+        return await self._fresh() > 0
+
+    async def _fresh(self) -> int:
+        """Replicas that take requests and have reported lately. A controller that does not answer takes none of them
+        away: what it said last counts for as long as it would keep a silent replica itself.
+        """
         view = await self._view()
-        return view is not None and self._takers(view) > 0
+        if view is not None:
+            self._counted = self._takers(view), time.monotonic()
+        takers, counted_s = self._counted
+        return takers if time.monotonic() - counted_s <= self._settings.heartbeat.forget_after_s else 0
 
     async def _view(self) -> FleetSnapshot | None:
         """The fleet; many who ask at once, or soon after, get one answer."""
