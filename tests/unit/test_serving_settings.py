@@ -60,6 +60,7 @@ def test_a_hub_name_is_left_as_it_is():
         ({"engine": {"block_size": True}}, "engine.block_size"),
         ({"engine": {"max_num_seqs": -1}}, "engine.max_num_seqs"),
         ({"engine": {"worker_cls": "mine"}}, "engine.worker_cls"),
+        ({"engine": {"disable_log_stats": True}}, "engine.disable_log_stats"),
         ({"engine": []}, "engine"),
         ({"vtoken": {"variant": "best"}}, "vtoken.variant"),
         ({"vtoken": {"policy": {"budget": 1}}}, "vtoken.policy.budget"),
@@ -299,6 +300,13 @@ def test_what_cannot_be_served_is_refused_before_it_is_routed(kind, body, status
     reply = check_request(kind, body, "m")
     assert (reply.status, reply.param) == (status, param)
     assert set(reply.body["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens", "stream"])
+def test_a_refusal_repeats_no_more_than_the_beginning_of_a_huge_value(key):
+    reply = check_request("chat", {"model": "m", "messages": MESSAGES, key: ["x" * 100_000]}, "m")
+    assert reply.param == key
+    assert len(reply.message) < 200
 
 
 def test_a_good_request_passes():

@@ -133,9 +133,9 @@ def _check_lengths(body: Mapping[str, Any]) -> ErrorReply | None:
     for key in ("max_tokens", "max_completion_tokens"):
         value = body.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            return ErrorReply(400, f"`{key}` is {value!r}; it must be an integer from 1.", key, "invalid_value")
+            return ErrorReply(400, f"`{key}` is {_shown(value)}; it must be an integer from 1.", key, "invalid_value")
     if "stream" in body and not isinstance(body["stream"], bool | None):
-        return ErrorReply(400, f"`stream` is {body['stream']!r}; true or false.", "stream", "invalid_value")
+        return ErrorReply(400, f"`stream` is {_shown(body['stream'])}; true or false.", "stream", "invalid_value")
     return None
 
 

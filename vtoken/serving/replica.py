@@ -33,6 +33,7 @@ from vtoken.serving.metrics import start_replica_metrics
 from vtoken.serving.relay import Courier, relay_of_node
 from vtoken.serving.ridealong import Ride, RideAlong
 from vtoken.serving.settings import CONTROLLER_TIMEOUT_S, RETRY_S, DeploymentSettings, HeartbeatSettings
+from vtoken.serving.stall import StallWatch
 
 logger = logging.getLogger("ray.serve")
 
@@ -142,6 +143,7 @@ class EngineReplica:
         self._riding, self._faults = RideAlong(), Faults(settings.allow_faults)
         self._late: set[asyncio.Task[None]] = set()
         self._scaled, self._retiring = settings.autoscaling is not None, False
+        self._stall = StallWatch(settings.replicas.stall_timeout_s)
         self._beating = asyncio.create_task(self._beat_forever())
         start_replica_metrics(context, self._service, settings.vtoken, self._verdicts)
 
@@ -198,8 +200,11 @@ class EngineReplica:
         return {"replica_id": self._replica_id, "requests": requests}
 
     async def check_health(self) -> None:
-        """Serve's health check: fails when the engine is dead, not when it is busy; and when this replica may go."""
+        """Serve's health check: fails when the engine is dead or stands still, not when it is busy; and when this one
+        may go.
+        """
         await self._service.check_health()
+        self._stall.look(self._service.snapshot(), time.monotonic())
         if self._beating.done():
             self._beating = asyncio.create_task(self._beat_forever())
         if self._scaled:

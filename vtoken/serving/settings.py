@@ -58,7 +58,6 @@ ENGINE_KEYS: dict[str, tuple[type, ...]] = {
     "attention_backend": (str,),
     "block_size": (int,),
     "cpu_offload_gb": (int, float),
-    "disable_log_stats": (bool,),
     "disable_sliding_window": (bool,),
     "dtype": (str,),
     "enable_chunked_prefill": (bool,),
@@ -117,6 +116,7 @@ class ReplicaSettings:
             `engine.max_num_seqs` plus a small queue: more wait better in the router, where all replicas are in reach.
         health_check_period_s, health_check_timeout_s: Serve's check that the engine loop lives. A busy engine
             answers it; keep the timeout long, a restart under load makes the load worse.
+        stall_timeout_s: it fails, too, when requests run and no step has ended for so long; longer than any step.
         graceful_shutdown_timeout_s: longest wait for running requests at shutdown: the longest allowed stream.
         env: environment variables of the replica process.
     """
@@ -127,6 +127,7 @@ class ReplicaSettings:
     max_ongoing_requests: int = 64
     health_check_period_s: float = 10.0
     health_check_timeout_s: float = 60.0
+    stall_timeout_s: float = 600.0
     graceful_shutdown_timeout_s: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -137,6 +138,7 @@ class ReplicaSettings:
         check_int("max_ongoing_requests", self.max_ongoing_requests, 1, 100_000)
         check_number("health_check_period_s", self.health_check_period_s, 0.5, 3600.0)
         check_number("health_check_timeout_s", self.health_check_timeout_s, 1.0, 3600.0)
+        check_number("stall_timeout_s", self.stall_timeout_s, 10.0, 86_400.0)
         check_number("graceful_shutdown_timeout_s", self.graceful_shutdown_timeout_s, 0.0, 86_400.0)
         if not isinstance(self.env, Mapping):
             raise ConfigError("env", self.env, "a mapping of names to texts")
