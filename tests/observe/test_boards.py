@@ -156,6 +156,15 @@ def test_metrics_without_a_panel_and_uids_used_twice_are_found(board):
     assert "uid vtoken-fleet is used 2 times" in findings
 
 
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_colours_are_those_of_all_values_that_a_series_can_be_named_after(board):
+    for panel in (panel for row in board.rows for panel in row.panels if panel.colours):
+        (query,) = panel.queries
+        (label,) = re.findall(r"\{\{(\w+)\}\}", query.legend)
+        (metric,) = [metric for metric in METRICS if re.search(rf"\b{metric.exported}\b", query.expression)]
+        assert panel.colours.keys() == {query.legend.replace(f"{{{{{label}}}}}", v) for v in metric.values[label]}
+
+
 # ---- generated files ---------------------------------------------------------------------------------------------
 
 

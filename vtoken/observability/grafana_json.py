@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from vtoken.observability.metric import EXPORT_PREFIX, PREFIX
+from vtoken.observability.metric import EXPORT_PREFIX, PREFIX, Unit
 from vtoken.observability.panels import Board, Look, Panel, Query, Variable
 from vtoken.observability.query import series
 
@@ -17,6 +17,9 @@ GRID_COLUMNS = 24
 TAG = "vtoken"
 UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 NO_DATA = "no traffic"
+SMALLEST_AXIS = {Unit.COUNT: 0.1, Unit.RATIO: 0.001, Unit.SECONDS: 0.001, Unit.BYTES: 1024}
+"""Up to where an axis goes at least; without it zeros lie on one of 0 to 100, which is 10,000 % of a ratio."""
+
 NARROWEST_COLUMN = 80
 """Pixels; with Grafana's 150 twelve columns are wider than most screens."""
 
@@ -105,7 +108,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         **head,
         "datasource": DATASOURCE,
         "targets": [_target(panel, query, index) for index, query in enumerate(panel.queries)],
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
         "options": _OPTIONS[panel.look],
         **({"transformations": _columns(panel)} if panel.look is Look.TABLE else {}),
     }
@@ -131,6 +134,8 @@ def _defaults(panel: Panel) -> dict[str, Any]:
              enumerate(panel.limits or ((0, "green"),))]  # fmt: skip
     mappings = [{"type": "value", "options": {str(value): {"text": text} for value, text in panel.words.items()}}]
     custom = {"fillOpacity": 10, "lineWidth": 1, "showPoints": "never", "spanNulls": False}
+    if panel.unit in SMALLEST_AXIS:
+        custom["axisSoftMax"] = SMALLEST_AXIS[panel.unit]
     if panel.stacked:
         custom.update({"fillOpacity": 60, "stacking": {"mode": "normal", "group": "A"}})
     return {
@@ -140,6 +145,16 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         **({"custom": custom, "min": 0} if panel.look is Look.LINES else {}),
         **({"custom": {"minWidth": NARROWEST_COLUMN}} if panel.look is Look.TABLE else {}),
     }  # fmt: skip
+
+
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    return [
+        {
+            "matcher": {"id": "byName", "options": name},
+            "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}],
+        }
+        for name, colour in panel.colours.items()
+    ]
 
 
 def _columns(panel: Panel) -> list[dict[str, Any]]:

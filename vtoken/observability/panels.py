@@ -48,6 +48,7 @@ class Panel:
         limits: value from which a colour holds, rising; the first one is the base colour.
         words: value -> text, for states.
         labels: columns of a table that are labels, in order.
+        colours: name of a series -> colour, where the name is good or bad news; others get theirs by their order.
         markdown: of a text.
     """
 
@@ -62,6 +63,7 @@ class Panel:
     limits: tuple[tuple[float, str], ...] = ()
     words: Mapping[int, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    colours: Mapping[str, str] = field(default_factory=dict)
     markdown: str = ""
 
 
@@ -94,9 +96,17 @@ class Board:
     variables: tuple[Variable, ...] = ()
 
 
-def lines(title: str, why: str, unit: Unit, *queries: tuple[str, str], stacked: bool = False, width: int = 8) -> Panel:
+def lines(
+    title: str,
+    why: str,
+    unit: Unit,
+    *queries: tuple[str, str],
+    stacked: bool = False,
+    width: int = 8,
+    colours: Mapping[str, str] | None = None,
+) -> Panel:
     """A chart of (expression, legend) pairs."""
-    return Panel(title, why, _queries(queries), unit, stacked=stacked, width=width)
+    return Panel(title, why, _queries(queries), unit, stacked=stacked, width=width, colours=colours or {})
 
 
 def number(title: str, why: str, unit: Unit, expression: str, *limits: tuple[float, str], legend: str = "") -> Panel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken.observability.boards.parts import REPLICA_VARIABLES, by_replica, rate_by_replica
+from vtoken.observability.boards.parts import LEVEL_COLOURS, REPLICA_VARIABLES, by_replica, rate_by_replica
 from vtoken.observability.metric import Unit
 from vtoken.observability.panels import Board, Row, lines
 from vtoken.observability.query import quantile, rate, ratio, series, total
@@ -11,7 +11,7 @@ REPLICA = "{{replica}}"
 
 _PRESSURE = Row("Pressure", (
     lines("Replicas by level", "All closed means that the fleet is full.", Unit.COUNT,
-          (total(series("replica_level"), "level"), "{{level}}"), stacked=True),
+          (total(series("replica_level"), "level"), "{{level}}"), stacked=True, colours=LEVEL_COLOURS),
     lines("Room", "What levels follow.", Unit.RATIO, (by_replica(series("room_ratio")), REPLICA)),
     lines("Fresh replicas against wanted", "A gap that lasts is a replica that does not come back.", Unit.COUNT,
           (total(series("replicas", state="fresh")), "fresh"), (f'max({series("wanted_replicas")})', "wanted")),

@@ -10,6 +10,7 @@ from vtoken.observability.panels import Board, Row, lines, number, states, table
 from vtoken.observability.query import rate, ratio, rise, series, total
 
 REPLICA = "{{replica}}"
+STATE_COLOURS = {"fresh": "green", "draining": "blue", "stale": "red"}
 
 _MEMORY = Row("Is memory coming back?", (
     lines(
@@ -63,7 +64,7 @@ _REPLICAS = Row("Replicas", (
 
 _TELEMETRY = Row("Telemetry", (
     lines("Replicas by state", "Stale or missing replicas are routed by guesswork.", Unit.COUNT,
-          (total(series("replicas"), "state"), "{{state}}"), stacked=True),
+          (total(series("replicas"), "state"), "{{state}}"), stacked=True, colours=STATE_COLOURS),
     lines("Age of telemetry", "Above the router's stale_busy_s a replica counts as stale.", Unit.SECONDS,
           (by_replica(series("telemetry_age_seconds")), REPLICA)),
     lines("Heartbeats by verdict", "Anything but accepted: a replica that contradicts itself, or reordered messages.",

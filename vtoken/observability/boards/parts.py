@@ -17,6 +17,7 @@ REPLICA_VARIABLES = (
 GPU_VARIABLE = Variable("gpu", "GPU", "gpu_up")
 
 LEVELS = {0: "open", 1: "throttled", 2: "closed"}
+LEVEL_COLOURS = {"open": "green", "throttled": "yellow", "closed": "red"}
 
 
 def by_replica(expression: str) -> str:

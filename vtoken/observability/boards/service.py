@@ -6,6 +6,8 @@ from vtoken.observability.metric import Unit
 from vtoken.observability.panels import Row, lines
 from vtoken.observability.query import quantile, rate, ratio, series, total
 
+OUTCOME_COLOURS = {"served": "green", "left": "blue", "invalid": "yellow", "refused": "orange", "failed": "red"}
+
 
 def _missed_share() -> str:
     missed = total(rate("slo_requests_total", result="missed"), "objective")
@@ -23,7 +25,8 @@ SERVICE = Row("What clients see", (
           (ratio(total(rate("tpot_seconds_total")), total(rate("tpot_requests_total"))), "mean"),
           *((quantile(share, "tpot_seconds"), f"{share:.0%}") for share in (0.5, 0.95, 0.99))),
     lines("Requests by outcome", "Failed is ours, invalid the client's, refused the fleet's size or a key's limit.",
-          Unit.COUNT, (total(rate("requests_total"), "outcome"), "{{outcome}} / s"), stacked=True),
+          Unit.COUNT, (total(rate("requests_total"), "outcome"), "{{outcome}} / s"), stacked=True,
+          colours={f"{outcome} / s": colour for outcome, colour in OUTCOME_COLOURS.items()}),
     lines("Share of requests that fail", "The error budget is spent by these.", Unit.RATIO,
           (ratio(_FAILED, total(rate("requests_total"))), "failed"), width=12),
     lines("Burn of the error budgets", "1 spends a budget just within its period; the alerts begin at 6.", Unit.COUNT,
