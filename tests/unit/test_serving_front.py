@@ -274,6 +274,31 @@ def test_a_dead_controller_takes_no_replica_away_before_it_would_be_forgotten(mo
     assert asyncio.run(statuses()) == [200, 200, 503]
 
 
+class Busy(FakeHandle):
+    """No replica has a place for a question."""
+
+    @property
+    def models(self):
+        return self
+
+    async def _answer(self):
+        await asyncio.sleep(60)
+
+    def remote(self, *_arguments):
+        return self._answer()
+
+
+@pytest.mark.parametrize(
+    ("controller", "refusal"), [(Mortal, (429, "overloaded")), (FakeController, (503, "not_ready"))]
+)
+def test_a_fleet_that_is_busy_is_not_called_absent(controller, refusal, monkeypatch):
+    monkeypatch.setattr("vtoken.serving.front.MODELS_TIMEOUT_S", 0.05)
+    service = Front(Busy([]), DeploymentSettings(model="x", served_model_name="m"), controller())
+    response = asyncio.run(service.models())
+    assert (response.status_code, json.loads(response.body)["error"]["code"]) == refusal
+    assert int(response.headers["retry-after"]) > 0
+
+
 # ---- The record of a request -----------------------------------------------------------------------------------------
 
 

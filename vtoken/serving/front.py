@@ -45,6 +45,7 @@ VIEW_REUSE_S = 0.1
 
 MODELS_TIMEOUT_S = 10.0
 NOT_READY = ErrorReply(503, "No replica is ready yet; see /ready.", None, "not_ready", 5)
+ALL_BUSY = ErrorReply(429, "No replica has had a moment to answer; try again later.", None, "overloaded", 5)
 NO_CONTROLLER = ErrorReply(503, "The controller does not answer; it restarts by itself.", None, "no_controller", 2)
 
 
@@ -103,7 +104,7 @@ class Front:
             try:
                 self._models = await asyncio.wait_for(_outcome(self._engine.models.remote()), MODELS_TIMEOUT_S)
             except TimeoutError:
-                return error_response(NOT_READY)
+                return error_response(ALL_BUSY if await self._fresh() else NOT_READY)
             except Exception as error:  # noqa: BLE001  # any failure of the handle becomes an answer
                 return error_response(failed(error, self._settings.limits.retry_after_s))
         return JSONResponse(self._models)

@@ -63,7 +63,7 @@ def document(model: str, limits: LimitSettings) -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": _post("chat completion", _body(model, limits, "messages", MESSAGES)),
             "/v1/completions": _post("completion", _body(model, limits, "prompt", _prompt(limits))),
-            "/v1/models": _get("the served model", "200", "401", "503"),
+            "/v1/models": _get("the served model", "200", "401", "429", "503"),
             "/v1/vtoken/fleet": _get("state of the fleet", "200", "401", "503"),
             "/v1/vtoken/requests/{request_id}": {
                 "parameters": [{"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}],
