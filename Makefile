@@ -15,9 +15,10 @@ export HF_HOME := $(CURDIR)/.cache/huggingface
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export RAY_USAGE_STATS_ENABLED := 0
+PICTURES := .cache/screenshots
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-kernels test-gpu test-cluster cluster-tools check prometheus observe test-observe lock clean
+.PHONY: help setup model demo test test-kernels test-gpu test-cluster cluster-tools check prometheus observe test-observe screenshot-tools screenshots lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -75,6 +76,19 @@ observe: model prometheus  ## the demo fleet under steady traffic, watched by a 
 
 test-observe: setup prometheus  ## boards, alerts, metrics: with a real Prometheus on a fleet of scripted engines
 	@$(BIN)/python -m pytest tests/observe
+
+screenshot-tools:
+	@for program in prometheus chromium node npm; do command -v $$program > /dev/null || { \
+	  echo "$$program is not installed (Debian: apt-get install prometheus chromium nodejs npm)"; exit 1; }; done
+
+# What is drawn, and with what, lies outside dashboards/: Grafana takes every JSON file below it for a board.
+screenshots: screenshot-tools model  ## docs/img: the boards under load, drawn by Grafana's components in a browser (no test needs it)
+	@rm -rf $(PICTURES)/boards
+	@mkdir -p $(PICTURES)
+	@cp -R deploy/grafana/screenshots/. $(PICTURES)
+	@cd $(PICTURES) && npm ci --ignore-scripts --cache=$(CURDIR)/.cache/npm
+	@$(BIN)/python -m vtoken.demo.observe --capture $(PICTURES)/boards
+	@cd $(PICTURES) && node render.js boards $(CURDIR)/docs/img
 
 lock:  ## regenerate deploy/setup/constraints-*.txt
 	@$(PYTHON) deploy/setup/lock.py
