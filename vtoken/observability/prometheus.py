@@ -106,7 +106,11 @@ class LocalPrometheus(Prometheus):
                    f"--web.listen-address=127.0.0.1:{self._port}"]  # fmt: skip
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        self._await_ready()
+        try:
+            self._await_ready()
+        except BaseException:  # interrupted, too: nobody else knows the process
+            self.close()
+            raise
 
     def close(self) -> None:
         """End it; may be called more than once."""
@@ -133,7 +137,6 @@ class LocalPrometheus(Prometheus):
                 if httpx.get(self.url + "/-/ready", timeout=5.0).status_code == 200:
                     return
             time.sleep(0.1)
-        self.close()
         raise PrometheusError(f"Prometheus does not start: {self._log.read_text(errors='replace')[-1000:]}")
 
 
