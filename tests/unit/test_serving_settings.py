@@ -96,12 +96,20 @@ def test_a_wrong_setting_is_refused_by_its_name(model, args, key):
         ({"idle_s": 3.0, "busy_s": 2.5}, {}, ("heartbeat.busy_s = 2.5", "router.stale_busy_s = 2.0")),
         ({"idle_s": 9.0, "forget_after_s": 8.0}, {"stale_idle_s": 10.0},
          ("heartbeat.idle_s = 9.0", "heartbeat.forget_after_s = 8.0")),
+        ({"poll_s": 2.0}, {}, ("heartbeat.poll_s = 2.0", "router.stale_busy_s = 2.0")),
     ],
 )  # fmt: skip
 def test_reports_must_come_before_they_are_stale(model, heartbeat, router, words):
     with pytest.raises(ConfigError) as caught:
         DeploymentSettings.from_args({"model": model, "heartbeat": heartbeat, "router": router})
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_ingresses_must_not_forget_each_other_between_two_looks(model):
+    args = {"model": model, "heartbeat": {"poll_s": 3.0}, "router": {"stale_busy_s": 4.0}}
+    assert DeploymentSettings.from_args(args)
+    with pytest.raises(ConfigError, match=r"heartbeat\.poll_s = 3\.0 .* forget each other = 3\.0"):
+        DeploymentSettings.from_args({**args, "limits": {"ingress_count": 2}})
 
 
 @pytest.mark.parametrize(("batch_s", "lost_s"), [(0.0, 1.2), (0.02, 2.2)])

@@ -18,6 +18,7 @@ from vtoken.core.errors import ConfigError
 from vtoken.core.failover import FailoverRules
 from vtoken.core.fleet import FORGET_AFTER_S, FleetRules
 from vtoken.core.gate_room import GateRules
+from vtoken.core.gates import Gates
 from vtoken.core.pressure import PressureThresholds
 from vtoken.core.routing import RoutingTunables
 from vtoken.core.slo import SloSettings
@@ -228,12 +229,18 @@ class DeploymentSettings:
         self._check_ingress()
 
     def _check_heartbeats(self) -> None:
-        """A replica that reports as seldom as it may must not count as stale, or be forgotten, in between."""
+        """Neither a report nor a view that comes as seldom as it may must be too old before the next; nor may ingresses
+        forget each other between two looks.
+        """
         beats, router = self.heartbeat, self.router
+        known = ("poll_s", "the time after which ingresses forget each other", Gates.FORGET_AFTER_S)
+        several = [known] if self.limits.ingress_count > 1 else []
         for beat, limit_key, limit_s in (
             ("busy_s", "router.stale_busy_s", router.stale_busy_s),
             ("idle_s", "router.stale_idle_s", router.stale_idle_s),
             ("idle_s", "heartbeat.forget_after_s", beats.forget_after_s),
+            ("poll_s", "router.stale_busy_s", router.stale_busy_s),
+            *several,
         ):
             value = getattr(beats, beat)
             if value >= limit_s:
