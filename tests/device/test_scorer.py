@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken.core.config import PolicyOptions
+from vtoken.core.config import PolicyOptions, VTokenConfig
+from vtoken.core.decisions import Decisions
 from vtoken.core.eviction import Forgetting
-from vtoken.core.rows import Row
+from vtoken.core.history import History
+from vtoken.core.reclamation import Reclamation
+from vtoken.core.rows import Counters, Row
 from vtoken.core.scores import AttentionLedger, Needs
 from vtoken.core.table import TokenTable
 from vtoken.device.attention_mass import QUERIES_AT_ONCE, attention_mass
@@ -217,3 +220,19 @@ def test_no_queries_give_no_mass() -> None:
         torch.zeros(0, HEADS, DIM), np.zeros(0, np.int64), torch.ones(3, KV_HEADS, DIM), np.arange(3), 1.0
     )
     assert found.mass.tolist() == found.last.tolist() == [0.0] * 3
+
+
+def test_windows_of_a_request_that_is_far_from_its_budget_do_not_pile_up() -> None:
+    """Each holds an entry per live token: kept until a decision, they would grow with the square of its length."""
+    bench, counters = Bench(8), Counters()
+    row = bench.add("a")
+    reclamation = Reclamation(VTokenConfig(), counters, History())
+    decisions = Decisions(counters, reclamation, bench.scorer, lambda: 0.0)
+    for _ in range(20 * WINDOW):
+        decisions.keep_up(row)
+        bench.step({"a": 1})
+    assert not bench.scorer._rings["a"].windows
+    assert row.attention.queries == 19 * WINDOW
+    found = bench.ledger("a").of(np.arange(row.table.total)).total
+    expected = bench.expected("a", [np.arange(query + 1) for query in range(20 * WINDOW)])
+    np.testing.assert_allclose(found, expected, atol=1e-4)

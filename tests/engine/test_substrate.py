@@ -200,6 +200,28 @@ def test_bytes_that_arrive_wrong_end_relocation_but_not_the_request(bench: Bench
     assert "differ" in bench.substrate.shard.degraded
 
 
+def test_the_scorer_hears_of_the_end_of_a_step_in_which_nobody_evicts(bench: Bench) -> None:
+    """On a GPU it would take the next step for the same one, and not see its queries."""
+    heard: list[None] = []
+    bench.substrate.scorer.after_forward = lambda: heard.append(None)
+    bench.substrate.before_forward(Step(), Grant())
+    bench.substrate.after_forward()
+    assert len(heard) == 1
+
+
+def test_once_a_check_has_failed_what_was_under_way_is_checked_too() -> None:
+    lazy = Bench(Relocation.LAZY, check_moves=0.0)
+    until_planned(lazy)
+    lazy.substrate.shard.degrade("another plan's bytes arrived wrong")
+    lazy.copies.corrupt = True
+    lazy.copies.go.set()
+    while lazy.row.in_flight is not None:
+        lazy.step(1)
+    assert lazy.statistics()["moves_total"] == 0
+    assert lazy.seen() == lazy.row.table.live_ids().tolist()
+    lazy.substrate.close()
+
+
 def test_urgent_memory_waits_for_the_copy_and_gets_the_blocks_in_the_same_step(lazy: Bench) -> None:
     until_planned(lazy)
     lazy.urgency = 0.5

@@ -6,15 +6,19 @@ import ast
 import inspect
 from importlib import import_module
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from vtoken.core.config import PolicyOptions
+from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.errors import ConfigError, InvariantViolation
 from vtoken.core.eviction import Forgetting
-from vtoken.core.policies import RequestView, load_policy, policy_names
+from vtoken.core.policies import RequestView, load_policy, policy_names, registry
+from vtoken.core.rows import RequestStart, RowStep, Step
+from vtoken.core.shard import Shard
 from vtoken.core.table import TokenTable
+from vtoken.core.wire import Grant, RequestGrant
 
 
 def streaming_reference(live: list[int], total: int, options: PolicyOptions) -> list[int]:
@@ -135,3 +139,54 @@ def test_a_policy_that_forgets_too_little_is_topped_up_where_memory_is_planned_f
         table.evict(Forgetting(options, 10, 0).choose(table, Shy()))
         assert table.live == live
         assert 59 not in table.live_ids()
+
+
+class Vague:
+    needs = "everything"
+
+
+def test_a_policy_that_needs_what_there_is_not_is_refused_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found when its first request is scheduled, it would end the engine."""
+    point = SimpleNamespace(name="vague", value="stranger:Vague", load=lambda: Vague)
+    monkeypatch.setattr(registry, "policy_names", lambda: ("none", "vague"))
+    monkeypatch.setattr(registry, "entry_points", lambda **_: (point,))
+    with pytest.raises(ConfigError, match="'everything' is not a valid Needs"):
+        load_policy("vague")
+
+
+def test_a_prompt_in_chunks_of_one_token_is_evicted_between_them_as_well() -> None:
+    """Beside many requests that decode, a step may have room for one token of a prompt, many times in a row."""
+    options = PolicyOptions("random", 8, protect_sinks=1, protect_recent=2, between_chunks=True)
+    shard, size, prompt, block = Shard(VTokenConfig(), 4), 4, 40, 0
+    while (done := shard.rows["a"].table.total if shard.rows else 0) < prompt:
+        chunk, row = (1 if done else 8), shard.rows.get("a")
+        room = 0 if row is None else len(row.table.blocks) * size - row.table.tail
+        new = tuple(range(block, block := block + max(-(-(chunk - room) // size), 0)))
+        step = Step((RowStep("a", new, done, chunk, begins=not done),), started={"a": RequestStart(options, prompt, 0)})
+        shard.accept(step, Grant((), 0, {"a": RequestGrant(1)}, 0.0))
+        assert not shard.decide()
+        shard.grow()
+        assert shard.rows["a"].table.live <= 8 + chunk
+        for one, plan in shard.decide_after_chunks():
+            shard.commit(one, plan)
+
+
+def test_a_row_whose_policy_has_failed_is_known_to_have_evicted_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has lost stays lost: it must not be read as a clean row, and the shard is idle once it is gone."""
+
+    def fails(view: RequestView) -> np.ndarray:
+        raise RuntimeError("a third party's")
+
+    options = PolicyOptions("random", 8, protect_sinks=1, protect_recent=2)
+    shard, grant = Shard(VTokenConfig(), 4), Grant((), 0, {"a": RequestGrant(1)}, 0.0)
+    begins = RowStep("a", tuple(range(6)), 0, 20, begins=True)
+    shard.accept(Step((begins,), started={"a": RequestStart(options, 20, 0)}), grant)
+    shard.grow()
+    monkeypatch.setattr(load_policy("random"), "select", fails, raising=False)
+    shard.accept(Step((RowStep("a", (), 20, 1, begins=False),)), grant)
+    assert not shard.decide()
+    assert shard.counters.policy_failures_total == 1
+    shard.check_invariants()
+    assert shard.evicts
+    shard.accept(Step(ended=("a",)), Grant())
+    assert not shard.evicts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.errors import ConfigError
 from vtoken.core.policies import load_policy
 from vtoken.core.rows import RequestStart, RowStep, Step
-from vtoken.core.scores import KeyScores, Observation
+from vtoken.core.scores import KeyScores, Needs, Observation
 from vtoken.core.shard import Shard
 from vtoken.core.table import TokenTable
 from vtoken.core.wire import Grant, RequestGrant
@@ -31,11 +33,12 @@ class LateScores:
     def overdue(self, request_id: str) -> bool:
         return self.fresh >= self.window
 
-    def ask(self, request_id: str, table: TokenTable) -> None:
+    def ask(self, request_id: str, table: TokenTable) -> list[Observation]:
         ids = table.live_ids()
         mass = np.full(len(ids), self.fresh / len(ids))
         self.asked.append((table.total, Observation(ids, mass, mass, self.fresh, table.total)))
         self.fresh = 0
+        return []
 
     def ready(self, request_id: str, table: TokenTable) -> bool:
         if not self.deciding:
@@ -122,3 +125,13 @@ def test_a_policy_that_fails_gives_the_room_of_its_scores_back(monkeypatch: pyte
     found = live_by_total(1, scores=scores)
     assert scores.forgotten == ["a"]
     assert set(found) == {*found.values()}, "it keeps all its tokens"
+
+
+@pytest.mark.parametrize(("shorter", "needs"), [(0, Needs.ATTENTION), (1, Needs.NOTHING)])
+def test_a_prompt_that_is_left_alone_is_not_looked_at(shorter: int, needs: Needs) -> None:
+    """Nobody would ever ask for its windows: they would pile up as long as it decodes."""
+    shard = Shard(VTokenConfig(variant="naive"), 16, scores=LateScores(1))
+    start = RequestStart(replace(OPTIONS, min_prompt_tokens=PROMPT + shorter), PROMPT, 0)
+    step = Step((RowStep("a", (1,), 0, PROMPT, begins=True),), started={"a": start})
+    shard.accept(step, Grant((), 0, {"a": RequestGrant(1)}, 0.0))
+    assert shard.row("a").needs is needs

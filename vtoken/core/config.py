@@ -121,6 +121,10 @@ class PolicyOptions:
         """Whether a request with these options can ever lose a token."""
         return self.policy != "none"
 
+    def evicts_from(self, prompt_tokens: int) -> bool:
+        """Whether a request with a prompt of this length can ever lose a token."""
+        return self.evicts and prompt_tokens >= self.min_prompt_tokens
+
     def target_tokens(self, total: int) -> int:
         """Live tokens to keep out of `total` registered ones (never below the protected ones)."""
         if not self.evicts:

@@ -13,7 +13,7 @@ from vtoken.core.history import Event
 from vtoken.core.policies import load_policy, needs_of, policy_names
 from vtoken.core.reclamation import Reclamation
 from vtoken.core.rows import Counters, Row
-from vtoken.core.scores import Needs, ScoreSource
+from vtoken.core.scores import Needs, Observation, ScoreSource
 from vtoken.core.telemetry import Details, detail
 
 
@@ -65,7 +65,7 @@ class Decisions:
     def keep_up(self, row: Row) -> None:
         """Count the attention of queries that the next step would overwrite."""
         if row.needs is Needs.ATTENTION and self.scores is not None and self.scores.overdue(row.request_id):
-            self.scores.ask(row.request_id, row.table)
+            self._note(row, self.scores.ask(row.request_id, row.table))
 
     def ready(self, row: Row) -> bool:
         """Whether the row's policy can be told now what it needs: where attention is counted beside the engine, that
@@ -76,8 +76,11 @@ class Decisions:
     def observe(self, row: Row) -> None:
         """Count the attention of the row's queries that were not counted yet."""
         if self.scores is not None:
-            for seen in self.scores.drain(row.request_id, row.table):
-                row.attention.observe(seen)
+            self._note(row, self.scores.drain(row.request_id, row.table))
+
+    def _note(self, row: Row, windows: list[Observation]) -> None:
+        for seen in windows:
+            row.attention.observe(seen)
 
     def forget(self, row: Row) -> int:
         """Ask the policy and evict what it names; how many tokens died.

@@ -52,7 +52,7 @@ class Forgetting:
         options = self.options
         if self.decided_at >= 0 and table.total - self.decided_at < options.interval_tokens:
             return False  # asked of every row in every step, and nearly always the answer
-        if not options.evicts or table.total < self.prompt_tokens or self.prompt_tokens < options.min_prompt_tokens:
+        if table.total < self.prompt_tokens or not options.evicts_from(self.prompt_tokens):
             return False
         return table.live > options.target_tokens(table.total)
 
@@ -103,7 +103,7 @@ def _topped_up(chosen: Ints, candidates: Ints, excess: int) -> Ints:
 
 def may_evict_between_chunks(options: PolicyOptions, prompt_tokens: int) -> bool:
     """Whether a request can lose a token before its prompt is computed."""
-    return options.evicts and options.between_chunks and prompt_tokens >= options.min_prompt_tokens
+    return options.between_chunks and options.evicts_from(prompt_tokens)
 
 
 def cacheable_tokens(options: PolicyOptions, prompt_tokens: int, computed_tokens: int) -> int:

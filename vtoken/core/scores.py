@@ -102,8 +102,10 @@ class KeyScores:
 class ScoreSource(Protocol):
     """Where observations come from: the device that holds queries and keys."""
 
-    def ask(self, request_id: str, table: TokenTable) -> None:
-        """Begin to count the queries that were not counted yet; `drain` gives the window."""
+    def ask(self, request_id: str, table: TokenTable) -> list[Observation]:
+        """Begin to count the queries that were not counted yet; the windows that are known at once. `drain` gives
+        the others.
+        """
         ...
 
     def ready(self, request_id: str, table: TokenTable) -> bool:

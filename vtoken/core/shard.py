@@ -65,7 +65,7 @@ class Shard:
         self.reclamation = Reclamation(config, self.counters, self.history)
         self.decisions = Decisions(self.counters, self.reclamation, scores, clock)
         self.rows: dict[str, Row] = {}
-        self._evicting = 0
+        self._evicting: set[str] = set()  # rows that began with a policy that evicts, whatever has become of it
         self._starts: dict[str, RequestStart] = {}
         self._to_check: dict[str, None] = {}  # rows that lost tokens and may be worth evacuating, in order
         self._step = Step()
@@ -84,8 +84,8 @@ class Shard:
 
     @property
     def evicts(self) -> bool:
-        """Whether any row's policy evicts; if not, all rows are clean and nothing is ever decided."""
-        return self._evicting > 0
+        """Whether any row may have lost a token, or lose one; if not, all are clean and nothing is ever decided."""
+        return bool(self._evicting)
 
     # ---- a step, in order ------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Shard:
         plans: list[tuple[Row, Plan]] = []
         for row_step in self._step.rows:
             row = self.rows[row_step.request_id]
-            chunk = row_step.scheduled_tokens > 1
+            chunk = row_step.scheduled_tokens > 1 or row.table.total <= row.forgetting.prompt_tokens
             if chunk and row.may_evict and row.forgetting.due_after_chunk(row.table) and self._forget(row):
                 plans += self._in_stream(row, self.block_size * self.steps_ahead)
         return plans
@@ -222,13 +222,13 @@ class Shard:
         """All tables from scratch.
 
         Raises:
-            InvariantViolation: see TokenTable.check_invariants; or rows that evict are miscounted.
+            InvariantViolation: see TokenTable.check_invariants; or a row evicts that is not known to.
         """
         for row in self.rows.values():
             row.table.check_invariants()
-        evicting = sum(row.forgetting.options.evicts for row in self.rows.values())
-        if evicting != self._evicting:
-            raise InvariantViolation(f"{evicting} rows evict, {self._evicting} are counted")
+        evicting = {name for name, row in self.rows.items() if row.table.state is not RowState.CLEAN}
+        if not evicting <= self._evicting <= self.rows.keys():
+            raise InvariantViolation(f"rows {evicting} have lost tokens, rows {self._evicting} are known to evict")
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -267,8 +267,8 @@ class Shard:
         table = TokenTable(self.block_size, options.protect_sinks, options.protect_recent, self.kernels)
         forgetting = Forgetting(options, start.prompt_tokens, start.prompt_seed)
         row = self.rows[step.request_id] = Row(step.request_id, table, forgetting)
-        if options.evicts:
-            self._evicting += 1
+        if options.evicts_from(start.prompt_tokens):
+            self._evicting.add(row.request_id)
             self.decisions.begin(row)
             self.reclamation.record(row, Event.BEGIN)
 
@@ -277,8 +277,8 @@ class Shard:
         self._to_check.pop(request_id, None)
         if row is None:
             return []
-        if row.forgetting.options.evicts:
-            self._evicting -= 1
+        if request_id in self._evicting:
+            self._evicting.remove(request_id)
             self.reclamation.record(row, event)
             self.decisions.end(row)
         plan = self.reclamation.end(row)

@@ -253,12 +253,13 @@ class CudaScorer:
         ring = self._rings.get(request_id)
         return ring is not None and len(ring.ids) >= self._window
 
-    def ask(self, request_id: str, table: TokenTable) -> None:
-        """Enqueue the mass that the ring's queries give to all tokens that live now."""
+    def ask(self, request_id: str, table: TokenTable) -> list[Observation]:
+        """Enqueue the mass that the ring's queries give to all tokens that live now; nothing of it is known yet."""
         ring = self._rings.get(request_id)
         if ring is not None and ring.ids:
             query_ids, ring.ids = np.array(ring.ids, np.int64), []
             self._enqueue(ring, ring.index * self._window, query_ids, table.live_slots(), table.live_ids(), table.total)
+        return []
 
     def ready(self, request_id: str, table: TokenTable) -> bool:
         """Whether the device has answered all that was asked, by the number of steps since; the first time, asks."""

@@ -205,20 +205,19 @@ class AttentionScorer:
         return ring is not None and len(ring.ids) >= self._window
 
     def drain(self, request_id: str, table: TokenTable) -> list[Observation]:
-        """The windows since the last drain, oldest first; the last one is the ring's."""
-        self.ask(request_id, table)
+        """The windows since the last drain, oldest first; the last one is the ring's, under all keys that live now."""
         ring = self._rings.get(request_id)
         if ring is None:
             return []
+        if ring.ids:
+            ring.windows.append(self._ring_window(ring, LiveKeys.of(table)))
+            ring.ids = []
         seen, ring.windows = ring.windows, []
         return seen
 
-    def ask(self, request_id: str, table: TokenTable) -> None:
-        """Compare the ring's queries with all keys that live now."""
-        ring = self._rings.get(request_id)
-        if ring is not None and ring.ids:
-            ring.windows.append(self._ring_window(ring, LiveKeys.of(table)))
-            ring.ids = []
+    def ask(self, request_id: str, table: TokenTable) -> list[Observation]:
+        """As `drain`: there is no device to wait for, and windows that pile up would be memory that nobody counts."""
+        return self.drain(request_id, table)
 
     def ready(self, request_id: str, table: TokenTable) -> bool:  # noqa: ARG002  # nothing to wait for here
         """Always: `drain` computes what is missing."""

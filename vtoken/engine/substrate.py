@@ -119,10 +119,10 @@ class Substrate:
 
     def after_forward(self) -> None:
         """Evict from half-computed prompts; start copying what evacuation planned while the engine goes on."""
+        self.scorer.after_forward()
         if not (self.shard.evicts or self._flights):
             return
         self._tally.begin()
-        self.scorer.after_forward()
         self._relocate_in_stream(self._decide(self.shard.decide_after_chunks))
         for row, plan in self.shard.evacuations():
             self._flights.append(_Flight(row, plan, self.copies.submit(plan.src_slots, plan.dst_slots)))
@@ -195,8 +195,11 @@ class Substrate:
             self._commit(row, plan)
 
     def _commit(self, row: Row, plan: Plan) -> None:
-        """Switch the row to its new layout, unless the bytes did not arrive as they left (I1)."""
-        if len(plan.token_ids) and self._sampled():
+        """Switch the row to its new layout, unless the bytes did not arrive as they left (I1).
+
+        Once one plan has failed its check, those that were under way with it are all checked.
+        """
+        if len(plan.token_ids) and (self._sampled() or self.shard.degraded):
             self._tally.checked()
             if wrong := self.copies.verify(plan.src_slots, plan.dst_slots):
                 self._fail_check(row, plan, wrong)

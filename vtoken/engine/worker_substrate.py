@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from vtoken.core.occupancy import occupancy
 from vtoken.core.policies import load_policy
 from vtoken.core.rows import RequestStart, RowStep, Step
 from vtoken.engine import capabilities, session
@@ -109,8 +108,7 @@ class SubstrateWorker:
     def vtoken_check(self) -> dict[str, Any]:
         """Check every invariant from scratch; the worker's statistics. For tests and drills."""
         self.substrate.shard.check_invariants()
-        shard = self.substrate.shard
-        return {**self.substrate.statistics(), **occupancy(shard.rows.values(), shard.block_size)}
+        return self.substrate.statistics()
 
     def vtoken_explain(self, request_id: str) -> dict[str, list[dict[str, Any]]]:
         """See Substrate.explain."""

@@ -232,7 +232,7 @@ def _kept_tokens(
         options = parse_request_options(raw, config.policy)
     except (ConfigError, ValueError, RecursionError):
         options = config.policy  # the replica refuses the request; where it goes does not matter
-    if not options.evicts or prompt_tokens < options.min_prompt_tokens:
+    if not options.evicts_from(prompt_tokens):
         return None, None
     peak = options.peak_tokens(prompt_tokens, chunk_tokens or None)
     budget = options.budget_tokens or options.target_tokens(total_tokens)
