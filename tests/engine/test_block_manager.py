@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from vllm.sampling_params import SamplingParams
 
-from vtoken.core.config import PolicyOptions
+from vtoken.core.config import PolicyOptions, VTokenConfig
 from vtoken.core.errors import ConfigError, ProtocolError
 from vtoken.core.wire import Report, RequestReport
 from vtoken.engine.block_manager import VTokenBlockManager, Watched
+from vtoken.engine.scheduler_side import SchedulerSide
 from vtoken.engine.spec import VTokenSpec
 
 SIZE, BLOCKS = 16, 33
@@ -121,11 +125,6 @@ def test_an_idle_engine_holds_no_reserve_so_that_the_prefix_cache_can_be_reset(m
 
 
 def test_a_new_request_waits_for_the_reserve_but_not_for_ever_and_not_for_nothing(manager: VTokenBlockManager) -> None:
-    from types import SimpleNamespace
-
-    from vtoken.core.config import VTokenConfig
-    from vtoken.engine.scheduler_side import SchedulerSide
-
     now = 100.0
     side = SchedulerSide(VTokenConfig(headroom_blocks=4, hold_seconds=3.0), clock=lambda: now)
     coordinator = SimpleNamespace(single_type_managers=[manager])
@@ -153,9 +152,7 @@ def test_a_new_request_waits_for_the_reserve_but_not_for_ever_and_not_for_nothin
 def test_a_prompt_evicted_between_chunks_is_charged_no_more_than_it_ever_holds(manager: VTokenBlockManager) -> None:
     """300 tokens in chunks of 48 under a budget of 64 lie in 112 at most: 7 blocks, of which it may hold some."""
     between = replace(EVICTING, between_chunks=True)
-    peak = -(-between.peak_tokens(300, 48) // SIZE)
-    assert peak == 7
-    manager.watch("a", Watched(between, 300, peak))
+    manager.watch("a", Watched(between, 300, 48))
     asked = [
         manager.get_num_blocks_to_allocate("a", 300, (), 0, 0, 300, apply_admission_cap=cap) for cap in (True, False)
     ]
@@ -192,11 +189,6 @@ def test_a_shared_block_is_freed_by_its_last_holder(manager: VTokenBlockManager)
 
 
 def test_a_reserve_that_eats_the_pool_is_refused_with_the_numbers(manager: VTokenBlockManager) -> None:
-    from types import SimpleNamespace
-
-    from vtoken.core.config import VTokenConfig
-    from vtoken.engine.scheduler_side import SchedulerSide
-
     coordinator = SimpleNamespace(single_type_managers=[manager])
     cache = SimpleNamespace(coordinator=coordinator, block_pool=manager.block_pool, max_model_len=256)
     with pytest.raises(ConfigError, match="headroom_blocks = 17 is not valid: allowed is 0 to 16: the pool has 32"):
@@ -205,8 +197,87 @@ def test_a_reserve_that_eats_the_pool_is_refused_with_the_numbers(manager: VToke
 
 
 def test_a_worker_of_another_version_is_refused(manager: VTokenBlockManager) -> None:
-    from vtoken.core.config import VTokenConfig
-    from vtoken.engine.scheduler_side import SchedulerSide
-
     with pytest.raises(ProtocolError, match="version 99"):
         SchedulerSide(VTokenConfig()).apply(Report(1, (), version=99))
+
+
+def bound(
+    manager: VTokenBlockManager, chunk_tokens: int | None = None, max_model_len: int = 256, **settings: Any
+) -> SchedulerSide:
+    """The scheduler's end over this manager."""
+    side = SchedulerSide(VTokenConfig(**settings), chunk_tokens)
+    coordinator = SimpleNamespace(single_type_managers=[manager])
+    side.bind(SimpleNamespace(coordinator=coordinator, block_pool=manager.block_pool, max_model_len=max_model_len))  # type: ignore[arg-type]
+    return side
+
+
+def arriving(name: str, prompt: int, *, most: int = 16, resumable: bool = False, **options: Any) -> Any:
+    """A request as vLLM's scheduler holds it, that may generate `most` tokens."""
+    params = SamplingParams(extra_args={"vtoken": {"policy": "streaming_llm", "budget_tokens": 64, **options}})
+    return SimpleNamespace(
+        request_id=name, num_prompt_tokens=prompt, max_tokens=most, sampling_params=params, resumable=resumable,
+        skip_reading_prefix_cache=False,
+    )  # fmt: skip
+
+
+def test_a_resumed_request_is_charged_for_what_it_had_generated_as_well(manager: VTokenBlockManager) -> None:
+    """A prompt of 50 and 250 tokens behind it are computed anew before anything is evicted."""
+    bound(manager, chunk_tokens=48).on_new_request(arriving("a", 50))
+    assert manager.get_num_blocks_to_allocate("a", 300, (), 0, 0, 300, apply_admission_cap=True) == 19
+
+
+@pytest.mark.parametrize(
+    ("request_", "watched"),
+    [
+        (arriving("a", 50, min_prompt_tokens=50), True),
+        (arriving("a", 50, min_prompt_tokens=51), False),
+        (arriving("a", 50, resumable=True), False),
+    ],
+)
+def test_what_can_never_evict_is_left_to_vllm(manager: VTokenBlockManager, request_: Any, watched: bool) -> None:
+    """Prompts that are left alone; and sessions of streamed inputs, whose rows begin anew with the blocks they have."""
+    bound(manager).on_new_request(request_)
+    assert (manager.grant("a") is not None) is watched
+
+
+def test_a_report_that_comes_again_late_does_not_take_what_has_another_use_by_now(manager: VTokenBlockManager) -> None:
+    side = bound(manager, headroom_blocks=2)
+    ids = start(manager, "a", 64)
+    manager.refill()
+    taken, other = manager.reserve
+    first = entry(manager, "a", ids[:2], 48, 64, taken)
+    second = replace(entry(manager, "a", [taken], 48, 65, other), sequence=2)
+    for report in (first, second, first):
+        side.apply(report)
+        assert manager.held_blocks("a") == 3
+    assert taken in manager.reserve, "released, and kept for evacuation again"
+
+
+def test_no_report_is_acknowledged_before_all_older_ones(manager: VTokenBlockManager) -> None:
+    """The reserve that a Grant names must reflect every report that it acknowledges."""
+    side, acknowledged = bound(manager), []
+    for sequence in (2, 1, 4, 3, 3):
+        side.apply(Report(sequence, ()))
+        acknowledged.append(side.grant(SimpleNamespace(num_scheduled_tokens={})).report_ack)  # type: ignore[arg-type]
+    assert acknowledged == [0, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most", "sealed"),
+    [
+        (400, 40, True),  # 28 blocks in all: fits whole
+        (400, 2000, False),  # 25 blocks of the prompt, and 7 that it packs into, are more than 30
+        (360, 2000, True),  # 23 and 7
+        (800, 16, False),  # larger than the pool
+    ],
+)
+def test_what_may_outgrow_the_pool_is_sealed_only_where_there_is_room_beside_its_peak(
+    manager: VTokenBlockManager, prompt: int, most: int, sealed: bool
+) -> None:
+    """Sealed blocks with a few holes stay where they are, and then the request would be preempted again and again."""
+    between = replace(EVICTING, between_chunks=True)
+    side = bound(manager, chunk_tokens=48, max_model_len=4096, policy=between, headroom_blocks=2)
+    request = arriving("a", prompt, most=most)
+    side.on_new_request(request)
+    assert request.skip_reading_prefix_cache is not sealed
+    assert manager._evicting["a"].cached is sealed

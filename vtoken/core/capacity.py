@@ -51,14 +51,16 @@ def headroom_target(config: VTokenConfig, prefix_caching: bool, spare_blocks: in
 def longest_blocks(
     config: VTokenConfig, block_size: int, tokens: int, chunk_tokens: int | None, options: PolicyOptions | None = None
 ) -> int:
-    """Most blocks that a request of so many tokens holds at once; under the engine's default options if none are given.
-
-    Only hole filling packs a prompt's survivors before its next chunk.
-    """
+    """Most blocks that a request of so many tokens holds at once; without `options`, under the engine's default."""
     options = config.policy if options is None else options
-    if config.variant is Variant.VTOKEN and config.relocation is Relocation.EAGER:
+    if packs(config):
         tokens = options.peak_tokens(tokens, chunk_tokens)
     return blocks_for(tokens, block_size)
+
+
+def packs(config: VTokenConfig) -> bool:
+    """Whether a prompt's survivors are packed before its next chunk: only hole filling does."""
+    return config.variant is Variant.VTOKEN and config.relocation is Relocation.EAGER
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -227,6 +229,6 @@ def capacity(blocks: int, block_size: int, traffic: Traffic, config: VTokenConfi
 def _held_tokens(options: PolicyOptions, traffic: Traffic) -> int:
     """Most tokens of a request after its first decision: its target, and what it grows by until the next."""
     total = traffic.total_tokens
-    if not options.evicts or traffic.prompt_tokens < options.min_prompt_tokens:
+    if not options.evicts_from(traffic.prompt_tokens):
         return total
     return min(total, options.target_tokens(total) + options.interval_tokens + 1)

@@ -53,7 +53,7 @@ class Grant:
 
     Attributes:
         reserve: block ids that evacuation may consume.
-        report_ack: sequence number of the last Report that `reserve` reflects.
+        report_ack: `reserve` reflects all Reports up to this sequence number.
         requests: by request id.
         urgency: how short of free blocks the engine is, 0 to 1 (config `low_water`).
     """

@@ -45,13 +45,14 @@ class Watched:
 
     Attributes:
         prompt_tokens: length of its prompt.
-        peak_blocks: most blocks that it needs at once to get through its prompt; None: as many as it is long.
+        chunk_tokens: the largest chunk of it in one step, where its survivors are packed before the next one; None: it
+            lies in memory whole.
         cached: whether its prompt may enter the prefix cache.
     """
 
     options: PolicyOptions
     prompt_tokens: int
-    peak_blocks: int | None = None
+    chunk_tokens: int | None = None
     cached: bool = True
 
 
@@ -181,14 +182,14 @@ class VTokenBlockManager(FullAttentionManager):
     ) -> int:  # fmt: skip
         """As in vLLM; a detached request needs blocks for its physical tail only.
 
-        At admission (`apply_admission_cap`) vLLM asks for the whole prompt: a request that evicts between
-        chunks is charged no more than it ever holds at once.
+        At admission (`apply_admission_cap`) vLLM asks for all tokens, those from before a preemption too: one that
+        evicts between chunks is charged no more than it ever holds at once.
         """
         watched = self._evicting.get(request_id)
         if watched is not None and self.ledger.detached(request_id):
             return max(self.ledger.blocks_needed(request_id, num_tokens) - self._held[request_id], 0)
-        if apply_admission_cap and watched is not None and watched.peak_blocks is not None:
-            num_tokens = min(num_tokens, watched.peak_blocks * self.block_size)
+        if apply_admission_cap and watched is not None:
+            num_tokens = watched.options.peak_tokens(num_tokens, watched.chunk_tokens)
         needed: int = super().get_num_blocks_to_allocate(request_id, num_tokens, new_computed_blocks, *args, **kwargs)
         return needed
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vtoken.core.capacity import blocks_for, headroom_target, longest_blocks
-from vtoken.core.config import Relocation, Variant, VTokenConfig
+from vtoken.core.capacity import blocks_for, headroom_target, longest_blocks, packs
+from vtoken.core.config import PolicyOptions, Relocation, Variant, VTokenConfig
 from vtoken.core.errors import ConfigError, UnsupportedError
 from vtoken.core.wire import Grant, Report, require_version
 from vtoken.engine.block_manager import VTokenBlockManager, Watched
@@ -46,10 +46,12 @@ class SchedulerSide:
         self.invalid_options = 0
         self.holds_expired = 0
         self._clock = clock
-        self._report_ack = 0
+        self._report_ack = 0  # this report, and all before it, were applied
+        self._applied_early: set[int] = set()  # and these, which came before an older one
         self._held_since: dict[str, float] = {}
         self._shared = (float("-inf"), 0)  # (when counted, blocks)
         self._manager: VTokenBlockManager | None = None
+        self._max_model_len = 0
 
     @property
     def manager(self) -> VTokenBlockManager:
@@ -71,7 +73,7 @@ class SchedulerSide:
                 f"vToken did not engage: the engine uses the block managers [{found}], not one VTokenBlockManager. "
                 "Start it with the arguments of vtoken.engine.args (worker_cls and kv_transfer_config together)."
             )
-        self._manager = managers[0]
+        self._manager, self._max_model_len = managers[0], cache.max_model_len
         capacity = cache.block_pool.num_gpu_blocks - 1
         longest = longest_blocks(self.config, self._manager.block_size, cache.max_model_len, self.chunk_tokens)
         spare = capacity - longest
@@ -94,17 +96,24 @@ class SchedulerSide:
         if problem is not None:
             self.invalid_options += 1
             logger.warning("request %s uses the engine's default vToken options: %s", request.request_id, problem)
-        if not options.evicts or self.config.variant is Variant.NATIVE:
-            return
         manager, prompt = self.manager, request.num_prompt_tokens
-        peak = longest_blocks(self.config, manager.block_size, prompt, self.chunk_tokens, options)
-        oversize = (
-            blocks_for(prompt, manager.block_size) > manager.block_pool.num_gpu_blocks - 1 - manager.reserve_target
-        )
-        if oversize:
-            # Nor may it be read: sealed blocks are never written, so they would count on top of the peak.
-            request.skip_reading_prefix_cache = True
-        manager.watch(request.request_id, Watched(options, prompt, peak, cached=not oversize))
+        if not options.evicts_from(prompt) or self.config.variant is Variant.NATIVE or request.resumable:
+            return  # a session of streamed inputs begins anew with the blocks it has: nothing may have left them
+        cached = self._may_be_sealed(options, prompt, request.max_tokens)
+        if not cached:
+            request.skip_reading_prefix_cache = True  # hits are sealed, too
+        chunk_tokens = self.chunk_tokens if packs(self.config) else None
+        manager.watch(request.request_id, Watched(options, prompt, chunk_tokens, cached))
+
+    def _may_be_sealed(self, options: PolicyOptions, prompt_tokens: int, max_tokens: int) -> bool:
+        """Whether the pool has room for a request whose prompt is sealed: whole, or for what it packs elsewhere beside
+        the prompt's blocks, which are never written and may stay. If not, it might be preempted for ever.
+        """
+        manager, most = self.manager, min(prompt_tokens + max_tokens, self._max_model_len)
+        size = manager.block_size
+        room: int = manager.block_pool.num_gpu_blocks - 1 - manager.reserve_target
+        packed = longest_blocks(self.config, size, most, self.chunk_tokens, options)
+        return min(blocks_for(most, size), packed + blocks_for(prompt_tokens, size)) <= room
 
     def on_finished(self, request_id: str) -> None:
         """The request is over, however it ended."""
@@ -144,14 +153,19 @@ class SchedulerSide:
         return max(0.0, 1.0 - pool.get_num_free_blocks() / low) if low else 0.0
 
     def apply(self, report: Report) -> None:
-        """Apply a worker's report.
+        """Apply a worker's report, once: its blocks may have another use when it comes again.
 
         Raises:
             ProtocolError: the worker speaks another version.
         """
         require_version(report.version, "the worker")
+        if report.sequence <= self._report_ack or report.sequence in self._applied_early:
+            return
         self.manager.apply(report)
-        self._report_ack = max(self._report_ack, report.sequence)
+        self._applied_early.add(report.sequence)
+        while self._report_ack + 1 in self._applied_early:
+            self._report_ack += 1
+            self._applied_early.remove(self._report_ack)
 
     # ---- telemetry -------------------------------------------------------------------------------
 
