@@ -49,6 +49,32 @@ def test_on_cuda_each_of_these_is_refused_with_what_changes_it(change, feature, 
     assert fix in refused.fix
 
 
+def model_config(**changes) -> SimpleNamespace:
+    """The part of vLLM's configuration that says what kind of model it is."""
+    kinds = ("use_mla", "is_hybrid", "is_encoder_decoder", "is_diffusion", "is_mm_prefix_lm", "enable_prompt_embeds")
+    plain = {"runner_type": "generate", "hf_text_config": SimpleNamespace(), "disable_sliding_window": False,
+             "get_head_size": lambda: 64, **dict.fromkeys(kinds, False)}  # fmt: skip
+    return SimpleNamespace(model_config=SimpleNamespace(**{**plain, **changes}))
+
+
+@pytest.mark.parametrize(("change", "features"), [
+    ({}, []),
+    ({"runner_type": "pooling"}, ["model kind"]),
+    ({"use_mla": True}, ["latent attention (MLA)"]),
+    ({"hf_text_config": SimpleNamespace(sliding_window=4096)}, ["sliding window"]),
+    ({"hf_text_config": SimpleNamespace(layer_types=["full_attention", "chunked_attention"])}, ["attention kinds"]),
+    ({"is_hybrid": True}, ["state-space layers"]),
+    ({"is_encoder_decoder": True}, ["encoder-decoder"]),
+    ({"is_diffusion": True}, ["token diffusion"]),
+    ({"is_mm_prefix_lm": True}, ["bidirectional image attention"]),
+    ({"get_head_size": lambda: 72}, ["head size"]),
+    ({"enable_prompt_embeds": True}, ["prompt embeddings"]),
+])  # fmt: skip
+def test_a_model_of_another_kind_is_refused_by_the_feature_it_has(change, features) -> None:
+    checks = capabilities._model_checks(model_config(**change))
+    assert [check.feature for check in checks if not check.supported] == features
+
+
 @pytest.mark.parametrize(("dtype", "supported"), [
     ("auto", True), ("bfloat16", True), ("float16", False), ("fp8_e4m3", False), ("int8_per_token_head", False),
 ])  # fmt: skip

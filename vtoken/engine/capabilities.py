@@ -51,6 +51,8 @@ def _model_checks(config: VllmConfig) -> list[Check]:
         Check("attention kinds", ", ".join(kinds), kinds == ["full_attention"], full),
         Check("state-space layers", str(model.is_hybrid), not model.is_hybrid, full),
         Check("encoder-decoder", str(model.is_encoder_decoder), not model.is_encoder_decoder, full),
+        Check("token diffusion", str(model.is_diffusion), not model.is_diffusion, full),
+        Check("bidirectional image attention", str(model.is_mm_prefix_lm), not model.is_mm_prefix_lm, full),
         Check("head size", str(size), size % 16 == 0, "choose a model whose head size is a multiple of 16"),
         Check("prompt embeddings", str(model.enable_prompt_embeds), not model.enable_prompt_embeds,
               "enable_prompt_embeds=False"),
