@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from vtoken.core.admission import Admission, AdmissionLimits
+from vtoken.core.admission import SETTLE_S, Admission, AdmissionLimits
 from vtoken.core.columns import FleetColumns, row_of, table_of
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
@@ -212,6 +212,12 @@ def test_memory_is_not_judged_while_a_replica_is_unknown_places_are(unknown):
     assert not room.fits(1, 10, 0)
 
 
+def test_memory_is_not_judged_where_nobody_is_to_wait_for_it():
+    assert gate_room(columns(view("a")), 0.0, RoutingTunables(hold_for_memory=False), 5, 1) == GateRoom(5)
+    with pytest.raises(ConfigError, match="hold_for_memory"):
+        RoutingTunables(hold_for_memory="no")
+
+
 def test_what_is_promised_and_not_yet_used_is_no_room():
     room = GateRoom(10, free_tokens=1000, used_tokens=600)
     assert room.fits(900, inside=1, committed_tokens=700)
@@ -298,6 +304,20 @@ def test_without_any_replica_requests_wait_a_little_and_are_then_told_so():
     assert line.ask(Asked(), NOBODY, 16.0).ruling is Ruling.WAITING
 
 
+def test_a_request_that_forgets_a_part_of_its_prompt_commits_it_only_until_it_is_computed():
+    line, room = gate(line=9), GateRoom(9, free_tokens=1000.0)
+    line.ask(Asked(hold_tokens=800, settled_tokens=200), room, 0.0)
+    early = line.ask(Asked(hold_tokens=800, settled_tokens=200), room, 0.5)
+    assert early.ruling is Ruling.WAITING
+    assert line.grants(room, SETTLE_S - 0.1) == []
+    assert line.grants(room, SETTLE_S) == [early.number]
+    assert line.report(room, SETTLE_S)["committed_tokens"] == 1000
+    line.leave(1, SETTLE_S)
+    line.leave(early.number, SETTLE_S + 0.1)
+    assert line.grants(room, 9.0) == []
+    assert line.report(room, 9.0)["committed_tokens"] == 0
+
+
 class GateMachine(RuleBasedStateMachine):
     """Ask, grant, time out, leave in any order: who is where."""
 
@@ -311,11 +331,14 @@ class GateMachine(RuleBasedStateMachine):
     def room(self):
         return GateRoom(self.places, free_tokens=100.0 * self.places)
 
-    @rule(key=st.sampled_from("ab"), priority=st.sampled_from(Priority), tokens=st.integers(1, 150), mark=st.binary())
-    def ask(self, key, priority, tokens, mark):
-        decision = self.gate.ask(
-            Asked(key, priority, tokens=tokens, hold_tokens=tokens, mark=mark), self.room, self.now_s
-        )
+    @rule(
+        key=st.sampled_from("ab"), priority=st.sampled_from(Priority), tokens=st.integers(1, 150), mark=st.binary(),
+        kept=st.sampled_from([None, 0.0, 0.5, 1.0]),
+    )  # fmt: skip
+    def ask(self, key, priority, tokens, mark, kept):
+        settled = None if kept is None else int(kept * tokens)
+        asked = Asked(key, priority, tokens=tokens, hold_tokens=tokens, settled_tokens=settled, mark=mark)
+        decision = self.gate.ask(asked, self.room, self.now_s)
         if decision.ruling is Ruling.ADMITTED:
             assert not self.waiting
             self.inside.add(decision.number)

@@ -1,6 +1,7 @@
 import argparse
 import csv
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from vtoken.core.errors import ConfigError
 from vtoken.core.telemetry import Snapshot
 from vtoken.simulate import command, traces
 from vtoken.simulate.faults import Fault, Kind, reported
-from vtoken.simulate.fleet import SERIES, Fleet, uniform
+from vtoken.simulate.fleet import SERIES, WINDOW_S, Fleet, uniform
+from vtoken.simulate.gates import GateShape
 from vtoken.simulate.outcome import ServiceLevel, plot_series, summary, write_series
 from vtoken.simulate.routers import ROUTERS, Scene, make
-from vtoken.simulate.state import DONE, FAILED, EngineShape
+from vtoken.simulate.state import DONE, FAILED, REFUSED, EngineShape
 from vtoken.simulate.steptime import StepTime
 from vtoken.simulate.study import holds, verdicts
 from vtoken.simulate.workload import workload
@@ -157,16 +159,49 @@ def test_a_picture_is_drawn_only_where_matplotlib_is(tmp_path, monkeypatch):
 
 
 def test_a_verdict_compares_with_the_best_of_the_others_but_not_with_the_oracle():
-    goodput = {"ours": 103.0, "round_robin": 50.0, "least_kv": 100.0, "oracle": 200.0}
+    goodput = dict.fromkeys(ROUTERS, 10.0) | {
+        "ours": 103.0, "ours_ungated": 80.0, "round_robin": 50.0, "least_kv": 100.0, "oracle": 200.0,
+        "power_of_two_gated": 101.0, "least_kv_gated": 90.0,
+    }  # fmt: skip
     rows = [
-        {"case": "a", "replicas": 2, "router": k, "goodput_tokens_per_s": v, "preemptions": v / 10}
+        {
+            "case": "a", "replicas": 2, "router": k, "goodput_tokens_per_s": v, "preemptions": v / 10,
+            "good_share": v / 200, "refused": 7,
+        }
         for k, v in goodput.items()
-    ]
+    ]  # fmt: skip
     (found,) = verdicts(rows)
     assert (found["goodput"], found["best_goodput"]) == (103.0, 100.0)
     assert (found["preemptions"], found["best_preemptions"]) == (10.3, 10.0)
     assert (found["verdict"], found["best"], found["over_best"]) == ("wins", "least_kv", pytest.approx(1.03))
-    assert (found["over_round_robin"], found["of_oracle"]) == (pytest.approx(2.06), pytest.approx(0.515))
+    assert (found["over_round_robin"], found["of_oracle"]) == (pytest.approx(2.06), pytest.approx(0.4))
+    assert found["over_best_gated"] == pytest.approx(103 / 101)
+    assert found["ungated_over_best"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("router", ["ours", "power_of_two_gated"])
+@pytest.mark.parametrize("ingresses", [1, 3])
+def test_a_gate_refuses_who_would_wait_for_too_long_and_serves_the_others_whole(router, ingresses):
+    work = traffic(200, rate=200.0)
+    shape = replace(uniform(ENGINE, 2, ingresses), gate=GateShape(max_wait_s=0.5))
+    outcome = Fleet(work, shape, router).run()
+    status = outcome.requests["status"]
+    assert set(status.tolist()) == {DONE, REFUSED}
+    served_ones = status == DONE
+    assert (outcome.requests["generated"] == np.where(served_ones, work.output_tokens, 0)).all()
+    waited_s = (outcome.requests["ready_s"] - outcome.arrival_s)[served_ones]
+    assert 0.0 < waited_s.max() <= 0.5 + WINDOW_S
+    assert outcome.requests["preempted"].sum() <= served("ours_ungated", work, 2).requests["preempted"].sum()
+
+
+def test_a_gate_without_replicas_refuses_everybody():
+    outcome = served("ours", traffic(20), replicas=1, faults=[Fault(Kind.DEATH, (0,), 0.1, 60.0)])
+    assert (outcome.requests["status"] == REFUSED).sum() > 10
+
+
+def test_a_request_larger_than_every_pool_does_not_block_the_gate():
+    work = workload("test", [0.0, 0.1, 0.2], [5000, 50, 50], [10, 10, 10])
+    assert Fleet(work, uniform(ENGINE, 2), "ours").run().requests["status"].tolist() == [FAILED, DONE, DONE]
 
 
 def test_the_command_refuses_to_run_without_data(monkeypatch):

@@ -11,7 +11,7 @@ Clock and room are arguments; `vtoken.serving.admission` keeps the futures of th
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,12 @@ from vtoken.core.rulings import Asked, Decision, Reason, Ruling
 from vtoken.core.waiting_line import Waiter, WaitingLine
 
 WAIT_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
+
+
+SETTLE_S = 2.0
+"""So long after it was let in a request commits all of its prompt, whatever its policy leaves of it: until that is
+computed and the reports show it. Longer keeps memory from others; shorter lets too many prompts in at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class AdmissionLimits:
 @dataclass(slots=True)
 class _Inside:
     hold_tokens: int
+    settled_tokens: int
     entered_s: float
 
 
@@ -67,6 +74,7 @@ class Admission:
         self._returns = Returns(grace_s=2.0 + limits.least_retry_s)
         self._meters: dict[str, RateMeter] = {}
         self._inside: dict[int, _Inside] = {}
+        self._settling: deque[int] = deque()  # of those inside, who commit more than they keep, oldest first
         self._committed = 0
         self._numbers = 0
         self._decisions: Counter[tuple[Ruling, Reason]] = Counter()
@@ -79,6 +87,7 @@ class Admission:
     def ask(self, asked: Asked, room: GateRoom, now_s: float) -> Decision:
         """Decide about a request that comes now: admitted, waiting (see `grants`, `expired`), or refused."""
         self._numbers += 1
+        self._settle(now_s)
         if self._dead(room, now_s):
             return self._no_replica()
         refusal = self._over_rate(asked, now_s)
@@ -109,9 +118,10 @@ class Admission:
 
     def _enter(self, asked: Asked, room: GateRoom, now_s: float) -> Decision:
         returned = self._returns.is_due(asked.mark, now_s)
+        settled = asked.hold_tokens if asked.settled_tokens is None else asked.settled_tokens
         if not self._line and self._fits(asked.hold_tokens, self._numbers, room):
             self._returns.redeem(asked.mark)
-            self._let_in(self._numbers, asked.hold_tokens, now_s)
+            self._let_in(self._numbers, asked.hold_tokens, settled, now_s)
             return self._decided(Ruling.ADMITTED, Reason.ROOM, self._numbers)
         obstacle = self._obstacle(asked, room, returned, now_s)
         if returned:
@@ -121,7 +131,7 @@ class Admission:
             return self._turned_away(obstacle, asked, room, now_s, others)
         self._line.enter(
             Waiter(
-                self._numbers, asked.key, asked.priority, asked.tokens, asked.hold_tokens, asked.weight, now_s,
+                self._numbers, asked.key, asked.priority, asked.tokens, asked.hold_tokens, settled, asked.weight, now_s,
                 now_s + self._limits.max_wait_s, asked.mark,
             )
         )  # fmt: skip
@@ -166,9 +176,10 @@ class Admission:
     def grants(self, room: GateRoom, now_s: float) -> list[int]:
         """Let in whoever's turn it is while there is room; who does not fit yet holds the others up."""
         granted = []
+        self._settle(now_s)
         while (head := self._line.head()) and self._fits(head.hold_tokens, head.number, room):
             waiter = self._line.grant()
-            self._let_in(waiter.number, waiter.hold_tokens, now_s)
+            self._let_in(waiter.number, waiter.hold_tokens, waiter.settled_tokens, now_s)
             self._waited(waiter, now_s)
             self._decided(Ruling.ADMITTED, Reason.WAITED)
             granted.append(waiter.number)
@@ -261,9 +272,22 @@ class Admission:
     def _fits(self, hold_tokens: int, number: int, room: GateRoom) -> bool:
         return room.fits(hold_tokens, len(self._inside), self._committed, number)
 
-    def _let_in(self, number: int, hold_tokens: int, now_s: float) -> None:
-        self._inside[number] = _Inside(hold_tokens, now_s)
+    def _let_in(self, number: int, hold_tokens: int, settled_tokens: int, now_s: float) -> None:
+        self._inside[number] = _Inside(hold_tokens, settled_tokens, now_s)
         self._committed += hold_tokens
+        if settled_tokens < hold_tokens:
+            self._settling.append(number)
+
+    def _settle(self, now_s: float) -> None:
+        """Whoever was let in SETTLE_S ago commits what it keeps from now on."""
+        while self._settling:
+            inside = self._inside.get(self._settling[0])
+            if inside is not None and now_s < inside.entered_s + SETTLE_S:
+                return
+            self._settling.popleft()
+            if inside is not None:
+                self._committed -= inside.hold_tokens - inside.settled_tokens
+                inside.hold_tokens = inside.settled_tokens
 
     def _waited(self, waiter: Waiter, now_s: float) -> None:
         self._wait_s.note(now_s - waiter.entered_s)

@@ -10,13 +10,15 @@
 
 So n gates that know nothing of each other's last requests take 1/n of the room each. A gate of which nothing is
 known counts as if it were like this one. A request commits its prompt and `growth_share` of the growth that is
-expected of it: while it grows, others end. Memory is judged only while every replica that takes requests has a fresh
+expected of it: while it grows, others end. If its policy forgets a part of its prompt, it commits that for a while only
+(`vtoken.core.admission.SETTLE_S`). Memory is judged only while every replica that takes requests has a fresh
 report; places always.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from vtoken.core.checks import check_int, check_number
 from vtoken.core.columns import COLUMNS, FleetColumns, Membership
 from vtoken.core.gates import GatePeers
-from vtoken.core.routing import RoutingTunables
+from vtoken.core.routing import RouteHint, RoutingTunables, sequence_tokens, settled_tokens
 from vtoken.core.waiting_line import OLDEST_TURN
 
 
@@ -49,13 +51,37 @@ class GateRules:
         check_number("no_replica_s", self.no_replica_s, 0.0, 600.0)
 
 
+class Commitment(NamedTuple):
+    """Tokens that a request commits: when it is let in, and once its policy has acted on its prompt."""
+
+    hold_tokens: int
+    settled_tokens: int
+
+
+def commitment(hint: RouteHint, tunables: RoutingTunables, growth_share: float) -> Commitment:
+    """Of each sequence its prompt, or what its policy leaves of it, and `growth_share` of what it grows by.
+
+    >>> commitment(RouteHint(100, 300), RoutingTunables(), 0.5)
+    Commitment(hold_tokens=250, settled_tokens=250)
+    >>> commitment(RouteHint(1000, 300, 200), RoutingTunables(budget_slack_tokens=0), 0.5)
+    Commitment(hold_tokens=1000, settled_tokens=200)
+    """
+
+    def share(grown: int) -> int:
+        kept = min(hint.prompt_tokens, grown)
+        return round(hint.sequences * (kept + growth_share * (grown - kept)))
+
+    return Commitment(share(sequence_tokens(hint, tunables)), share(settled_tokens(hint, tunables)))
+
+
 @dataclass(frozen=True, slots=True)
 class GateRoom:
     """What one ingress may let in, as far as the fleet's view tells.
 
     Attributes:
         places: most requests that it may have inside.
-        free_tokens, used_tokens: of the whole fleet; None when not every replica has a fresh report.
+        free_tokens, used_tokens: of the whole fleet; None when not every replica has a fresh report, or nobody is to
+            wait for memory.
         ingresses: n.
         lives: whether any replica is known.
         peers: what is known of the other gates.
@@ -175,8 +201,9 @@ def gate_room(
     places = -(-(count * max_ongoing + int(requests[~takes].sum())) // ingresses)
     busy = requests > 0
     fresh = view.age_s + view_age_s <= np.where(busy, tunables.stale_busy_s, tunables.stale_idle_s)
-    if not bool((fresh & (column["capacity_blocks"] > 0))[takes].all()):
-        return GateRoom(places, None, 0.0, ingresses, lives=count > 0)
+    known = bool((fresh & (column["capacity_blocks"] > 0))[takes].all())
+    if not (known and tunables.hold_for_memory):
+        return GateRoom(places, None, ingresses=ingresses, lives=count > 0)
     owed = np.maximum(0, column["headroom_target_blocks"] - column["reserved_blocks"])
     room = column["free_blocks"] + column["reclaimable_blocks"] * tunables.confidence - owed
     used = column["capacity_blocks"] - column["free_blocks"] - column["reserved_blocks"]

@@ -81,6 +81,8 @@ class RoutingTunables:
             not known.
         affinity_room_share: a replica that has the beginning of the prompt, or the session, is taken if it has room
             and lacks at most this share of the capacity against the best; 0 switches affinity off.
+        hold_for_memory: whether requests wait at the ingress until there is memory for them; if not, only until there
+            is a place, as without a gate.
     """
 
     mode: str = Mode.ROOM.value
@@ -93,6 +95,7 @@ class RoutingTunables:
     budget_slack_tokens: int = 64
     chunk_tokens: int = 0
     affinity_room_share: float = 0.25
+    hold_for_memory: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in list(Mode):
@@ -103,6 +106,8 @@ class RoutingTunables:
             check_number(key, getattr(self, key), 0.05, 600.0)
         for key in ("expected_output_tokens", "typical_demand_tokens", "budget_slack_tokens", "chunk_tokens"):
             check_int(key, getattr(self, key), 0, MAX_TOKENS)
+        if not isinstance(self.hold_for_memory, bool):
+            raise ConfigError("hold_for_memory", self.hold_for_memory, "true or false")
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any], prefix: str = "router") -> RoutingTunables:
@@ -136,10 +141,17 @@ def sequence_tokens(hint: RouteHint, tunables: RoutingTunables) -> int:
     prompt = hint.prompt_tokens
     if hint.prompt_peak_tokens is not None:
         prompt = min(prompt, max(0, hint.prompt_peak_tokens))
+    return max(prompt, settled_tokens(hint, tunables))
+
+
+def settled_tokens(hint: RouteHint, tunables: RoutingTunables) -> int:
+    """Most tokens that one sequence will hold once its policy has acted on its prompt.
+
+    >>> settled_tokens(RouteHint(1000, 300, 128), RoutingTunables(budget_slack_tokens=32))
+    160
+    """
     total = context_tokens(hint.prompt_tokens, hint.max_tokens, tunables)
-    if hint.budget_tokens is not None:
-        total = min(total, hint.budget_tokens + tunables.budget_slack_tokens)
-    return max(prompt, total)
+    return total if hint.budget_tokens is None else min(total, hint.budget_tokens + tunables.budget_slack_tokens)
 
 
 def context_tokens(prompt_tokens: int, max_tokens: int, tunables: RoutingTunables) -> int:

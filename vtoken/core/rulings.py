@@ -47,6 +47,8 @@ class Asked:
         limit: rate limit of its key.
         tokens: prompt and expected output; counts for rate and fairness.
         hold_tokens: memory that it commits.
+        settled_tokens: memory that it commits once its policy has acted on its prompt, at most `hold_tokens`; None: as
+            much.
         mark: by which its client is known when it comes back; empty: not at all.
     """
 
@@ -56,6 +58,7 @@ class Asked:
     limit: RateLimit = field(default_factory=RateLimit)
     tokens: int = 1
     hold_tokens: int = 1
+    settled_tokens: int | None = None
     mark: bytes = b""
 
 

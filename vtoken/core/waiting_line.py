@@ -44,7 +44,7 @@ class Waiter:
         key: name of the API key.
         priority: its class.
         tokens: what it counts for in the fair order.
-        hold_tokens: memory that it will want.
+        hold_tokens: memory that it will want. settled_tokens: of it, what it keeps.
         weight: of the key.
         entered_s, deadline_s: when it came, and when it must have been granted.
         mark: by which its client is known when it comes back.
@@ -55,6 +55,7 @@ class Waiter:
     priority: Priority = Priority.NORMAL
     tokens: int = 1
     hold_tokens: int = 1
+    settled_tokens: int = 1
     weight: float = 1.0
     entered_s: float = 0.0
     deadline_s: float = float("inf")

@@ -14,8 +14,9 @@ from starlette.requests import ClientDisconnect
 
 from vtoken.core.config import MAX_OPTIONS_CHARS
 from vtoken.core.fit import Need, never_fits
+from vtoken.core.gate_room import commitment
 from vtoken.core.replies import ErrorReply
-from vtoken.core.routing import RouteHint, RoutingTunables, context_tokens, sequence_tokens
+from vtoken.core.routing import RouteHint, RoutingTunables, context_tokens
 from vtoken.core.rulings import Asked
 from vtoken.core.waiting_line import Priority
 from vtoken.serving import visit
@@ -114,16 +115,14 @@ class Acceptor:
         return Accepted(hint, body)
 
     def _asked(self, priority: Priority, hint: RouteHint, raw: bytes, tunables: RoutingTunables) -> Asked:
-        """What the gate should know. Every sequence holds a prompt and what it grows by."""
+        """What the gate should know."""
         key = visit.current().key
         rules = self._settings.auth.rules_of(key)
-        prompt, grown = hint.prompt_tokens, sequence_tokens(hint, tunables)
-        kept = min(prompt, grown)
-        hold = kept + self._settings.admission.growth_share * (grown - kept)
+        prompt = hint.prompt_tokens
         output = context_tokens(prompt, hint.max_tokens, tunables) - prompt
         # One replica serves the whole request: what its pool does not hold at once, it computes in turn.
         most = self._gate.pool_tokens
-        hold_tokens = round(hint.sequences * hold)
+        hold_tokens, settled_tokens = commitment(hint, tunables, self._settings.admission.growth_share)
         return Asked(
             key,
             min(priority, rules.priority, key=_willing),
@@ -131,6 +130,7 @@ class Acceptor:
             rules.limit,
             tokens=hint.prompts * (prompt + hint.answers * output),
             hold_tokens=hold_tokens if most is None else min(hold_tokens, most),
+            settled_tokens=settled_tokens if most is None else min(settled_tokens, most),
             mark=self._gate.mark(key, raw),
         )
 

@@ -1,7 +1,9 @@
 """A fleet on a trace: replicas, reports, routers, faults, in windows of a fiftieth of a second.
 
-    at the beginning of a window   faults begin and end; who is due reports; routers get the view
-    within it                      each arrival is routed at its own moment, by what was known at the beginning
+    at the beginning of a window   faults begin and end; who is due reports; routers and gates get the view; whose
+                                   turn it is at a gate is let in
+    within it                      each arrival comes to its gate, where there is one, and is routed at its own moment,
+                                   by what was known at the beginning
     at its end                     engines have run; routers hear of what ended
 
 So what routers know is up to one window older than it would be. Nothing else is rounded: engines step when they step.
@@ -11,15 +13,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from vtoken.core.fleet import FleetView
+from vtoken.core.rulings import Ruling
 from vtoken.core.telemetry import Heartbeat
 from vtoken.simulate.faults import Fault, Kind, reported
+from vtoken.simulate.gates import Gates, GateShape
 from vtoken.simulate.replicas import Replicas
-from vtoken.simulate.routers import Scene, names_of, shared
+from vtoken.simulate.routers import Scene, gated, names_of, shared
 from vtoken.simulate.state import EngineShape, Records
 from vtoken.simulate.workload import Floats, Workload
 
@@ -40,6 +44,7 @@ class FleetShape:
         blocks, slowness: of each replica; as many as there are replicas.
         routers: ingresses, each with a router of its own; a request comes to one by lot.
         heartbeat_s, view_s: how often a replica reports, and a router looks.
+        gate: of every ingress, for routers that have one.
     """
 
     engine: EngineShape
@@ -48,6 +53,7 @@ class FleetShape:
     routers: int = 1
     heartbeat_s: float = HEARTBEAT_S
     view_s: float = VIEW_S
+    gate: GateShape = field(default_factory=GateShape)
 
 
 def uniform(engine: EngineShape, replicas: int, routers: int = 1) -> FleetShape:
@@ -101,6 +107,7 @@ class _Loop:
     def __init__(self, fleet: Fleet, replicas: Replicas, scene: Scene) -> None:
         self.fleet, self.replicas = fleet, replicas
         self.routers = shared(fleet.router, scene, fleet.shape.routers, fleet.seed)
+        self.gates = Gates(scene, fleet.shape.gate, fleet.shape.routers) if gated(fleet.router) else None
         self.view = FleetView()
         self.names = names_of(len(replicas))
         self.living: tuple[int, ...] = tuple(range(len(replicas)))
@@ -115,31 +122,60 @@ class _Loop:
     def serve(self) -> list[list[float]]:
         """All windows; the time series."""
         arrival, next_one, now_s = self.fleet.work.arrival_s, 0, 0.0
-        while next_one < len(arrival) or self.again or self.replicas.busy():
+        while next_one < len(arrival) or self.again or self.replicas.busy() or self._held():
             if now_s > LONGEST_S + float(arrival[-1]):
                 break
             self._faults(now_s)
             self._report(now_s)
             end_s = now_s + WINDOW_S
             again, self.again = self.again, []
-            for request in again:
+            for request in (*again, *self._turns(now_s)):
                 self._route(request, now_s)
             while next_one < len(arrival) and arrival[next_one] < end_s:
-                self._route(next_one, float(arrival[next_one]))
+                self._come(next_one, float(arrival[next_one]))
                 next_one += 1
             for request in self.replicas.advance(end_s).tolist():
-                replica = int(self.replicas.state.requests["replica"][request])
-                self.routers[self.sent_by.pop(request)].ended(request, replica, end_s)
+                self._end(request, end_s)
             if int(end_s / SAMPLE_S) > int(now_s / SAMPLE_S):
                 self._sample(end_s)
             now_s = end_s
         return self.series
 
+    def _held(self) -> bool:
+        return self.gates is not None and self.gates.waiting > 0
+
+    def _turns(self, now_s: float) -> list[int]:
+        """Whoever waited at a gate and may go in."""
+        if self.gates is None:
+            return []
+        granted, late = self.gates.turns(now_s)
+        for request in late:
+            self._refuse(request)
+        return granted
+
+    def _come(self, request: int, at_s: float) -> None:
+        by = self.sent_by[request] = self.rng.randrange(len(self.routers))
+        ruling = Ruling.ADMITTED if self.gates is None else self.gates.ask(by, request, at_s)
+        if ruling is Ruling.ADMITTED:
+            self._route(request, at_s)
+        elif ruling is Ruling.REFUSED:
+            self._refuse(request)
+
+    def _refuse(self, request: int) -> None:
+        self.replicas.refuse(request)
+        del self.sent_by[request]
+
+    def _end(self, request: int, now_s: float) -> None:
+        by = self.sent_by.pop(request)
+        self.routers[by].ended(request, int(self.replicas.state.requests["replica"][request]), now_s)
+        if self.gates is not None:
+            self.gates.ended(by, request, now_s)
+
     def _route(self, request: int, at_s: float) -> None:
         if not self.living:
             self.again.append(request)
             return
-        by = self.sent_by.setdefault(request, self.rng.randrange(len(self.routers)))
+        by = self.sent_by[request]
         replica = self.routers[by].choose(request, at_s, self.living)
         if self.replicas.state.lines["lives"][replica]:
             self.replicas.send(request, replica, at_s)
@@ -163,6 +199,8 @@ class _Loop:
             columns = self.view.columns(now_s)
             for router in self.routers:
                 router.look(columns, now_s)
+            if self.gates is not None:
+                self.gates.look(columns, now_s)
 
     def _faults(self, now_s: float) -> None:
         """Deaths and slow replicas; what they report is `faults.reported`'s to say."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from vtoken.results.files import write_csv
 from vtoken.simulate.fleet import SERIES, Outcome
-from vtoken.simulate.state import DONE, FAILED
+from vtoken.simulate.state import DONE, FAILED, REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ def summary(outcome: Outcome, level: ServiceLevel) -> dict[str, float]:
         "output_tokens_per_s": float(requests["generated"].sum() / max(outcome.seconds, 1e-9)),
         "done": int(done.sum()),
         "failed": int((requests["status"] == FAILED).sum()),
+        "refused": int((requests["status"] == REFUSED).sum()),
         "first_token_p50_s": _quantile(first[done], 50),
         "first_token_p99_s": _quantile(first[done], 99),
         "token_p99_s": _quantile(token[done], 99),

@@ -11,7 +11,7 @@ import numpy as np
 from vtoken.core.telemetry import Snapshot
 from vtoken.simulate import pool, scheduler, stepping
 from vtoken.simulate.compiled import cached, sources
-from vtoken.simulate.state import ELSEWHERE, FAILED, NOBODY, EngineShape, State, new_state
+from vtoken.simulate.state import ELSEWHERE, FAILED, NOBODY, REFUSED, EngineShape, State, new_state
 from vtoken.simulate.workload import Ints, Workload
 
 
@@ -84,6 +84,10 @@ class Replicas:
         """A request reaches a replica at a moment not before `now_s`, nor before the last one that was sent there."""
         self.state.requests["ready_s"][request] = at_s
         self._verbs.enqueue(self.state, replica, request)
+
+    def refuse(self, request: int) -> None:
+        """A request that no replica gets."""
+        self.state.requests["status"][request] = REFUSED
 
     def advance(self, until_s: float) -> Ints:
         """Let all replicas run; the requests that ended, replica by replica, and behind them those that failed."""

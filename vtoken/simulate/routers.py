@@ -1,7 +1,9 @@
 """Routers of a simulated fleet. All but two are the fleet's own (`vtoken.core.desk`), one Desk per ingress.
 
-ours               effective room, affinity, trust
+ours               effective room, affinity, trust; behind the gate, as it is deployed
+ours_ungated       the same without the gate
 round_robin, power_of_two, least_outstanding, least_kv   modes of the same Desk, fed by the same reports
+..._gated          one of these behind the same gate
 prefix_affinity    a prompt's first prefix id names its replica, unless that one has too much to do
 oracle             knows every length in advance and every ending at once
 """
@@ -24,7 +26,11 @@ from vtoken.core.routing import Mode, RouteHint, RoutingTunables
 from vtoken.simulate.workload import Workload
 
 MODES = {"ours": Mode.ROOM, **{mode.value: mode for mode in Mode if mode is not Mode.ROOM}}
-ROUTERS = (*MODES, "prefix_affinity", "oracle")
+OTHERS = (*(name for name in MODES if name != "ours"), "prefix_affinity")
+"""What our router is compared with."""
+
+GATED, UNGATED = "_gated", "_ungated"
+ROUTERS = ("ours", "ours_ungated", *OTHERS, "oracle", *(name + GATED for name in ("power_of_two", "least_kv")))
 
 OVERLOAD = 1.25
 """Prefix affinity leaves its replica when that has this many times the mean of requests in flight, and one more."""
@@ -79,24 +85,43 @@ def make(name: str, scene: Scene, seed: int) -> Router:
     Raises:
         ConfigError: no router has that name.
     """
-    if name in MODES:
-        return DeskRouter(scene, MODES[name], seed)
-    if name == "prefix_affinity":
+    rule = name.removesuffix(GATED).removesuffix(UNGATED)
+    if rule in MODES:
+        return DeskRouter(scene, MODES[rule], seed)
+    if rule == "prefix_affinity":
         return PrefixAffinity(scene)
-    if name == "oracle":
+    if rule == "oracle":
         return Oracle(scene)
     raise ConfigError("router", name, "one of " + ", ".join(ROUTERS))
 
 
+def gated(name: str) -> bool:
+    """Whether requests come to the routers of that name through gates."""
+    return name == "ours" or name.endswith(GATED)
+
+
+def tunables_of(scene: Scene, mode: Mode) -> RoutingTunables:
+    """The defaults, and the mean length of answers, as an operator would find it out."""
+    work = scene.work
+    expected = round(float(work.output_tokens.mean()))
+    demand = round(float((work.prompt_tokens + work.output_tokens).mean()))
+    return RoutingTunables(mode.value, expected_output_tokens=expected, typical_demand_tokens=demand)
+
+
+def hint_of(scene: Scene, request: int, expected_output_tokens: int) -> RouteHint:
+    """What an ingress would know of a request, its beginning apart."""
+    prompt, options = int(scene.work.prompt_tokens[request]), scene.options
+    budget = options.target_tokens(prompt + expected_output_tokens) if options.evicts else None
+    return RouteHint(prompt, 0, budget)
+
+
 class DeskRouter:
-    """What an ingress really runs. It is told the mean length of answers, as an operator would find it out."""
+    """What an ingress really runs."""
 
     def __init__(self, scene: Scene, mode: Mode, seed: int) -> None:
-        expected = round(float(scene.work.output_tokens.mean()))
-        demand = round(float((scene.work.prompt_tokens + scene.work.output_tokens).mean()))
-        tunables = RoutingTunables(mode.value, expected_output_tokens=expected, typical_demand_tokens=demand)
+        tunables = tunables_of(scene, mode)
         self.desk = Desk(tunables, random.Random(seed))
-        self._scene, self._expected = scene, expected
+        self._scene, self._expected = scene, tunables.expected_output_tokens
         self._names = names_of(len(scene.blocks))
         self._candidates: tuple[Sequence[int], tuple[str, ...]] = ((), ())
         self._sent_s: dict[int, float] = {}
@@ -127,14 +152,13 @@ class DeskRouter:
         self.desk.take(view, asked_s)
 
     def _hint(self, request: int) -> RouteHint:
-        work, options = self._scene.work, self._scene.options
-        prompt = int(work.prompt_tokens[request])
-        budget = options.target_tokens(prompt + self._expected) if options.evicts else None
+        work, hint = self._scene.work, hint_of(self._scene, request, self._expected)
         ids = work.prefix_ids[work.prefix_at[request] : work.prefix_at[request + 1]]
         if not len(ids):
-            return RouteHint(prompt, 0, budget)
+            return hint
+        prompt = hint.prompt_tokens
         text = np.repeat(ids, min(prompt, work.prefix_span) * BYTES_PER_TOKEN // 8)[: prompt * BYTES_PER_TOKEN // 8]
-        return RouteHint(prompt, 0, budget, prefix_chain=prefix_chain([text.tobytes()]))
+        return replace(hint, prefix_chain=prefix_chain([text.tobytes()]))
 
 
 class _Counting:

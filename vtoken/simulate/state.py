@@ -23,8 +23,8 @@ Records = npt.NDArray[Any]
 Ints32 = npt.NDArray[np.int32]
 
 NOBODY = -1
-WAITING, RUNNING, DONE, FAILED, ELSEWHERE = 0, 1, 2, 3, 4
-"""Status of a request. FAILED: larger than the pool that it got. ELSEWHERE: at no replica."""
+WAITING, RUNNING, DONE, FAILED, ELSEWHERE, REFUSED = 0, 1, 2, 3, 4, 5
+"""Status of a request. FAILED: larger than the pool that it got. ELSEWHERE: at no replica. REFUSED: by a gate."""
 
 REQUEST = np.dtype(
     [(name, np.float64) for name in ("ready_s", "begun_s", "first_s", "end_s")]

@@ -82,19 +82,27 @@ def _both(tables: int | None, engine: int | None) -> str:
     return str(tables) if tables == engine else f"{tables} (engine {engine})"
 
 
+ROUTERS = {
+    "over_best": "over it", "over_round_robin": "over round robin", "over_best_gated": "over the best behind our gate",
+    "ungated_over_best": "our routing alone over the best", "of_oracle": "of the oracle",
+}  # fmt: skip
+"""Ratios of goodput that are shown."""
+
+
 def routers(results: Results) -> str:
-    """Our router beside the best other one, by case."""
+    """Our ingress beside the best other router, by case."""
     rows = [
         [
             one["case"], str(one["replicas"]), number(one["goodput"]),
             f"{number(one['best_goodput'])} {code(one['best'])}",
-            *(number(one[key], 2) for key in ("over_best", "over_round_robin", "of_oracle")),
+            *(number(one.get(key), 2) for key in ROUTERS),
+            f"{percent(one.get('good_share'), 0)} / {percent(one.get('best_good_share'), 0)}",
             f"{number(one['preemptions'])} / {number(one['best_preemptions'])}", one["verdict"],
         ]
         for one in values_of(results, "simulate-study").get("verdicts") or []
     ]  # fmt: skip
     head = [
-        "case", "replicas", "ours", "best other", "over it", "over round robin", "of the oracle",
+        "case", "replicas", "ours", "best other", *ROUTERS.values(), "within the service level, ours / other",
         "preemptions, ours / other", "",
     ]  # fmt: skip
     return table_of(results, "simulate-study", head, rows)
