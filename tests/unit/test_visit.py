@@ -149,6 +149,14 @@ def test_a_stream_is_logged_when_it_ends_and_keeps_its_place_until_then(log):
     assert service._gate.report()["inside_requests"] == 0
 
 
+def test_events_that_a_model_writes_are_text(log):
+    text = ("chunk", r'data: {"choices": ["data: {\"error\": 1}\n\ndata: {1}"]}' + "\n\n")
+    app, service, _ = server([("stream", None), text, text, ("chunk", "data: [DONE]\n\n")])
+    asyncio.run(ask(app, {**BODY, "stream": True}))
+    assert (log.records[-1]["completion_tokens"], log.records[-1]["code"]) == (2, None)
+    assert service.report()["service"]["requests_total"]["served"] == 1
+
+
 def test_a_stream_that_breaks_is_logged_with_the_code_of_its_event(log):
     lost = [("stream", None), ("chunk", 'data: {"choices": [1]}\n\n'), ValueError("broken")]
     app, service, _ = server(lost)

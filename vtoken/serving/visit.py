@@ -79,7 +79,7 @@ class Visit:
         if counts := COMPLETION_TOKENS.findall(body):
             record.completion_tokens, self._counted = int(counts[-1]), True
         elif record.stream and not self._counted:
-            record.completion_tokens += body.count(EVENT)
+            record.completion_tokens += _events(body)
         if EVENT in body:
             self._last_ms = self._ms()
         breaks = record.stream and ERROR_EVENT in body
@@ -118,6 +118,11 @@ class Visit:
 
     def _ms(self) -> float:
         return round((time.monotonic() - self._came_s) * 1e3, 1)
+
+
+def _events(body: bytes) -> int:
+    """Server-sent events that begin in a piece of a stream. A model may write the same words within a line."""
+    return body.startswith(EVENT) + body.count(b"\n" + EVENT)
 
 
 def _code_in(body: bytes) -> str | None:
