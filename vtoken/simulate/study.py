@@ -61,6 +61,7 @@ class Case:
         burst: factor of the arrival rate in the middle tenth of the run.
         faults: kinds that hit an eighth of the replicas, at least one, from a quarter to three quarters of the run.
         evicts: half of the tokens are forgotten, and relocated eagerly.
+        also: other numbers of replicas at which it is run.
     """
 
     name: str
@@ -73,12 +74,13 @@ class Case:
     faults: Sequence[Kind] = ()
     evicts: bool = False
     routers: int = 1
+    also: Sequence[int] = ()
 
 
 CASES = (
     Case("azure, ample", "azure", 0.6),
     Case("azure, nearly full", "azure", 0.95),
-    Case("azure, pressure", "azure", 1.2),
+    Case("azure, pressure", "azure", 1.2, also=(2, 16, 64)),
     Case("azure, pressure, 4 ingresses", "azure", 1.2, routers=4),
     Case("azure, pressure, unequal pools", "azure", 1.2, small=True),
     Case("azure, pressure, unequal speed", "azure", 1.2, slow=True),
@@ -91,7 +93,7 @@ CASES = (
     Case("burstgpt, ample", "burstgpt", 0.95),
     Case("burstgpt, pressure", "burstgpt", 1.8),
     Case("sharegpt, ample", "sharegpt", 0.95),
-    Case("sharegpt, pressure", "sharegpt", 1.3),
+    Case("sharegpt, pressure", "sharegpt", 1.3, also=(2, 16, 64)),
     Case("mooncake, ample", "mooncake", 0.6, requests=150),
     Case("mooncake, pressure", "mooncake", 1.2, requests=150),
     Case("mixed, ample", "mixed", 0.95, requests=75),
@@ -203,12 +205,12 @@ def holds(verdicts: Sequence[dict[str, Any]]) -> bool:
 
 
 def study(data: Path, sizes: Sequence[int], wanted: str, seed: int, log: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The case of that name, or all whose names contain it, at every size; a row per router."""
+    """The case of that name, or all whose names contain it, at every size and its own ones; a row per router."""
     run = Study(data, grid(data).model, seed=seed)
     rows: list[dict[str, Any]] = []
     cases = [case for case in CASES if case.name == wanted] or [case for case in CASES if wanted in case.name]
     for case in cases:
-        for replicas in sizes:
+        for replicas in dict.fromkeys((*sizes, *case.also)):
             new = list(run.compare(case, replicas))
             rows += new
             one = verdicts(new)[0]
