@@ -76,7 +76,7 @@ def test_every_setting_of_the_routers_is_reloaded_live(local):
     changed = {
         "mode": "round_robin", "confidence": 0.25, "stale_busy_s": 1.5, "stale_idle_s": 2.5,
         "expected_output_tokens": 111, "typical_demand_tokens": 222, "room_tie_share": 0.11,
-        "budget_slack_tokens": 33, "chunk_tokens": 44, "affinity_room_share": 0.33,
+        "budget_slack_tokens": 33, "chunk_tokens": 44, "affinity_room_share": 0.33, "hold_for_memory": False,
     }  # fmt: skip
     assert set(changed) == {field.name for field in fields(RoutingTunables)}
     assert all(changed[key] != value for key, value in asdict(before).items())
