@@ -283,6 +283,27 @@ def test_json_is_parsed_whatever_it_is_called(content_type):
     assert parse_body(b'{"a": 1}', content_type) == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (rb'{"stop": "\ud800"}', "stop"),
+        (rb'{"messages": [{"content": "x\uDFFFy"}]}', "messages"),
+        (rb'{"\ud800": 1}', "\ud800"),
+        (b'{"stop": "\xed\xa0\x80"}', "stop"),
+        ('{"stop": "\\ud800"}'.encode("utf-16"), "stop"),
+    ],
+)
+def test_half_a_character_is_refused_by_name(raw, field):
+    reply = parse_body(raw, None)
+    assert (reply.status, reply.param, reply.code) == (400, field, "invalid_unicode")
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "\u00e4", "\\ud800", "plain"])
+def test_whole_characters_are_not(text):
+    for raw in (json.dumps({"a": text}).encode(), json.dumps({"a": text}, ensure_ascii=False).encode()):
+        assert parse_body(raw, None) == {"a": text}
+
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 

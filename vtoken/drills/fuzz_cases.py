@@ -113,7 +113,6 @@ def _wrong_keys(model: str, key: str) -> Iterator[Case]:
     for value in (
         "",
         "Bearer",
-        "Bearer ",
         f"Basic {key}",
         key,
         f"Bearer {key}x",
@@ -130,11 +129,13 @@ def _wrong_keys(model: str, key: str) -> Iterator[Case]:
 def _sockets(model: str, key: str) -> Iterator[Case]:
     whole = _encoded(good(model))
 
-    def request(length: int, more: str = "") -> bytes:
+    def request(length: int, more: str = "", key: str = key) -> bytes:
         return (
             f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
             f"Content-Length: {length}\r\n{more}\r\n"
         ).encode()
+
+    yield Case("a scheme and no key", data=request(len(whole), key="") + whole)  # clients refuse to send it
 
     yield Case("half-closed after the request", data=request(len(whole)) + whole, half_close=True)
     yield Case("half-closed in mid-body", data=request(len(whole)) + whole[:40], half_close=True)

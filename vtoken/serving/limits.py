@@ -89,7 +89,24 @@ def parse_body(raw: bytes, content_type: str | None) -> dict[str, Any] | ErrorRe
     if not isinstance(body, dict):
         kind = type(body).__name__
         return ErrorReply(400, f"The request body is a JSON {kind}; send an object.", code="invalid_json")
+    if (field := _halved(raw, body)) is not None:
+        message = f"`{field}` holds half of a surrogate pair, which is no character; send text that is valid Unicode."
+        return ErrorReply(400, message, field, "invalid_unicode")
     return body
+
+
+def _halved(raw: bytes, body: dict[str, Any]) -> str | None:
+    """The field, if any, in whose text a character is cut in two: JSON can write that, no tokenizer can read it."""
+    if raw.isascii() and b"\\ud" not in raw.lower() and b"\0" not in raw:
+        return None  # nowhere escaped, and neither UTF-8 nor UTF-16, which may hold one as it is
+    for field, value in body.items():
+        try:
+            f"{field}{json.dumps(value, ensure_ascii=False)}".encode()
+        except UnicodeEncodeError:
+            return field
+        except RecursionError:
+            continue  # nested as deeply as it could just be read; whoever looks into it says so
+    return None
 
 
 def _refuse_constant(name: str) -> float:
