@@ -57,7 +57,7 @@ def pins(requirements: list[str]) -> dict[str, str]:
 # ---- Anyone's machine -----------------------------------------------------------------------------------------------
 
 # Written in parts so that this file keeps the rule it states.
-HOSTS = ["pypi" + ".org", "python" + "hosted.org", "download.pytorch" + ".org", "file:" + "//"]
+HOSTS = ["pypi" + ".org", "python" + "hosted.org", "download.pytorch" + ".org", "npmjs" + ".org", "file:" + "//"]
 SOMEBODYS_PATH = re.compile(r"(?<![\w./~$})-])/(?:root|work|Users|home/(?!ray\b)\w+)\b")
 
 
