@@ -86,7 +86,7 @@ screenshots: screenshot-tools model  ## docs/img: the boards under load, drawn b
 	@rm -rf $(PICTURES)/boards
 	@mkdir -p $(PICTURES)
 	@cp -R deploy/grafana/screenshots/. $(PICTURES)
-	@cd $(PICTURES) && npm ci --ignore-scripts --cache=$(CURDIR)/.cache/npm
+	@cd $(PICTURES) && npm ci --ignore-scripts --loglevel=error --cache=$(CURDIR)/.cache/npm
 	@$(BIN)/python -m vtoken.demo.observe --capture $(PICTURES)/boards
 	@cd $(PICTURES) && node render.js boards $(CURDIR)/docs/img
 
