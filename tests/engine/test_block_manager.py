@@ -137,13 +137,16 @@ def test_a_new_request_waits_for_the_reserve_but_not_for_ever_and_not_for_nothin
     manager.new_step_starts()
     assert len(manager.reserve) == 2
     assert side.must_wait(waiting)
+    assert side.block_counts()["held_requests"] == 1
     now = 102.9
     assert side.must_wait(waiting)
     now = 103.1
     assert not side.must_wait(waiting), "held longer than hold_seconds"
+    assert side.must_wait(SimpleNamespace(request_id="another"))
     manager.free("plain")
     manager.new_step_starts()
     assert len(manager.reserve) == 4
+    assert side.block_counts()["held_requests"] == 0, "nothing is waited for, although nobody has asked about it again"
     assert not side.must_wait(waiting)
     manager.unwatch("w")
     assert side.holds_expired == 1

@@ -182,10 +182,16 @@ class SchedulerSide:
             "headroom_target_blocks": manager.reserve_target,
             "shared_blocks": shared,
             "private_blocks": capacity - free - reserved - shared,
-            "held_requests": sum(since != float("-inf") for since in self._held_since.values()),
+            "held_requests": self._held(),
             "invalid_options_total": self.invalid_options,
             "holds_expired_total": self.holds_expired,
         }
+
+    def _held(self) -> int:
+        """Requests that are held now; one that was, and has not been asked about since, is none."""
+        if not self.manager.reserve_may_recover():
+            return 0
+        return sum(since != float("-inf") for since in self._held_since.values())
 
     def _shared_blocks(self) -> int:
         if not self.manager.enable_caching or not self.manager.req_to_blocks:
