@@ -85,8 +85,9 @@ screenshot-tools:
 screenshots: screenshot-tools model  ## docs/img: the boards under load, drawn by Grafana's components in a browser (no test needs it)
 	@rm -rf $(PICTURES)/boards
 	@mkdir -p $(PICTURES)
-	@cp -R deploy/grafana/screenshots/. $(PICTURES)
-	@cd $(PICTURES) && npm ci --ignore-scripts --loglevel=error --cache=$(CURDIR)/.cache/npm
+	@cp -Rp deploy/grafana/screenshots/. $(PICTURES)
+	@cd $(PICTURES) && { [ node_modules/.package-lock.json -nt package-lock.json ] || \
+	  npm ci --ignore-scripts --loglevel=error --cache=$(CURDIR)/.cache/npm; }
 	@$(BIN)/python -m vtoken.demo.observe --capture $(PICTURES)/boards
 	@cd $(PICTURES) && node render.js boards $(CURDIR)/docs/img
 
