@@ -41,6 +41,9 @@ SIZES = ((20, 24), (20, 24), (40, 48), (20, 24), (500, 200))
 
 CLIENTS, FEW_CLIENTS = 20, 3
 RUN_S, QUICK_RUN_S = 45.0, 15.0
+TURNS, QUICK_TURNS = 10, 5
+"""Requests of each of the few clients: the same for both rules, so that their goodput can be compared to per cents."""
+
 ROUNDS, QUICK_ROUNDS = 3, 1
 WARM_S = 5.0
 TTFT_S, TPOT_S, WAIT_S = 4.0, 0.25, 2.0
@@ -56,6 +59,7 @@ BLOCKS = 160
 class Tally:
     """What the clients of one run saw."""
 
+    seconds: float = 0.0
     good: int = 0
     late: int = 0
     failed: int = 0
@@ -80,15 +84,15 @@ def run(model: str, console: Console, quick: bool = False) -> Outcome:
     from vtoken.serving.local import LocalFleet
     from vtoken.serving.settings import DeploymentSettings
 
-    rounds, seconds = (QUICK_ROUNDS, QUICK_RUN_S) if quick else (ROUNDS, RUN_S)
+    rounds, seconds, turns = (QUICK_ROUNDS, QUICK_RUN_S, QUICK_TURNS) if quick else (ROUNDS, RUN_S, TURNS)
     with LocalFleet(DeploymentSettings.from_args(_arguments(model)), port=0, progress=console.print) as fleet:
-        tight = _rounds(fleet, console, tuple(RULES), CLIENTS, rounds, seconds)
+        tight = _rounds(fleet, console, tuple(RULES), rounds, lambda: _for_a_time(fleet.url, CLIENTS, seconds))
         age_s = _fleet(fleet)["router"]["telemetry_age_s"]
-        easy = _rounds(fleet, console, ("power_of_two", OURS), FEW_CLIENTS, rounds, seconds)
-    outcome = judge(*({rule: _summed(one, seconds) for rule, one in found.items()} for found in (tight, easy)))
+        easy = _rounds(fleet, console, ("power_of_two", OURS), rounds, lambda: _by_turns(fleet.url, FEW_CLIENTS, turns))
+    outcome = judge(*({rule: _summed(one) for rule, one in found.items()} for found in (tight, easy)))
     outcome.samples = [
         {
-            "clients": clients, "rule": rule, "round": number, "seconds": seconds, "good": tally.good,
+            "clients": clients, "rule": rule, "round": number, "seconds": tally.seconds, "good": tally.good,
             "late": tally.late, "failed": tally.failed, "preemptions": preemptions,
         }
         for clients, found in ((CLIENTS, tight), (FEW_CLIENTS, easy))
@@ -133,7 +137,7 @@ def _arguments(model: str) -> dict[str, Any]:
 
 
 def _rounds(
-    fleet: LocalFleet, console: Console, rules: tuple[str, ...], clients: int, rounds: int, seconds: float
+    fleet: LocalFleet, console: Console, rules: tuple[str, ...], rounds: int, load: Callable[[], Tally]
 ) -> dict[str, list[tuple[Tally, int]]]:
     """What the clients of each round saw, and its preemptions, by rule."""
     from vtoken.serving.disturb import tune
@@ -144,16 +148,16 @@ def _rounds(
             rule = rules[(place + number) % len(rules)]
             tune(fleet.settings, RULES[rule])
             before = _preemptions(fleet)
-            tally = _load(fleet.url, clients, seconds)
+            tally = load()
             found[rule].append((tally, _preemptions(fleet) - before))
-            console.print(f"{clients} clients, {rule}: {tally.good} good, {tally.late} late, {tally.failed} failed")
+            console.print(f"{rule}, {tally.seconds:.0f} s: {tally.good} good, {tally.late} late, {tally.failed} failed")
     return found
 
 
-def _summed(results: list[tuple[Tally, int]], seconds: float) -> dict[str, Any]:
+def _summed(results: list[tuple[Tally, int]]) -> dict[str, Any]:
     ttft_s = sorted(time_s for tally, _ in results for time_s in tally.ttft_s)
     return {
-        "good_per_s": round(sum(tally.good for tally, _ in results) / (seconds * len(results)), 3),
+        "good_per_s": round(sum(tally.good for tally, _ in results) / sum(tally.seconds for tally, _ in results), 3),
         "late": sum(tally.late for tally, _ in results), "failed": sum(tally.failed for tally, _ in results),
         "preemptions": sum(count for _, count in results),
         "ttft_p50_s": round(ttft_s[len(ttft_s) // 2], 3) if ttft_s else None,
@@ -172,25 +176,22 @@ def _fleet(fleet: LocalFleet) -> dict[str, Any]:
     return found
 
 
-def _load(url: str, clients: int, seconds: float) -> Tally:
+def _for_a_time(url: str, clients: int, seconds: float) -> Tally:
     """Closed loops for WARM_S and then `seconds`; only requests that end in the latter count."""
-    tally, lock, ended = Tally(), threading.Lock(), threading.Event()
+    tally, lock, ended = Tally(seconds), threading.Lock(), threading.Event()
     count_from_s = time.monotonic() + WARM_S
 
     def client(number: int) -> None:
         turn = number
         with httpx.Client(base_url=url, timeout=120.0) as http:
             while not ended.is_set():
-                words, tokens = SIZES[turn % len(SIZES)]
+                seen = _ask(http, number, turn, ended.is_set)
                 turn += 1
-                status, whole, times_s, start_s = _ask(http, f"{number} {turn} " + "sea " * words, tokens, ended.is_set)
                 if time.monotonic() >= count_from_s and not ended.is_set():
                     with lock:
-                        tally.note(status, whole, times_s, start_s)
+                        tally.note(*seen)
 
-    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(clients)]
-    for thread in threads:
-        thread.start()
+    threads = _started(client, clients)
     time.sleep(WARM_S + seconds)
     ended.set()
     for thread in threads:
@@ -198,10 +199,34 @@ def _load(url: str, clients: int, seconds: float) -> Tally:
     return tally
 
 
-def _ask(
-    http: httpx.Client, prompt: str, tokens: int, leave: Callable[[], bool]
-) -> tuple[int, bool, list[float], float]:
+def _by_turns(url: str, clients: int, turns: int) -> Tally:
+    """Closed loops of `turns` requests each; all count, and the time until the last one ends."""
+    tally, lock, began_s = Tally(), threading.Lock(), time.monotonic()
+
+    def client(number: int) -> None:
+        with httpx.Client(base_url=url, timeout=120.0) as http:
+            for turn in range(number, number + turns):
+                seen = _ask(http, number, turn, lambda: False)
+                with lock:
+                    tally.note(*seen)
+
+    for thread in _started(client, clients):
+        thread.join()
+    tally.seconds = time.monotonic() - began_s
+    return tally
+
+
+def _started(client: Callable[[int], None], count: int) -> list[threading.Thread]:
+    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _ask(http: httpx.Client, number: int, turn: int, leave: Callable[[], bool]) -> tuple[int, bool, list[float], float]:
     """Status, whether the stream came to its end, the moments of its tokens, and that of its start."""
+    words, tokens = SIZES[turn % len(SIZES)]
+    prompt = f"{number} {turn} " + "sea " * words
     start_s, times_s, whole = time.monotonic(), list[float](), False
     body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     try:
