@@ -93,7 +93,7 @@ CASES = (
     Case("burstgpt, ample", "burstgpt", 0.95),
     Case("burstgpt, pressure", "burstgpt", 1.8),
     Case("sharegpt, ample", "sharegpt", 0.95),
-    Case("sharegpt, pressure", "sharegpt", 1.3, also=(2, 16)),
+    Case("sharegpt, pressure", "sharegpt", 1.3, also=(2, 16, 64)),
     Case("mooncake, ample", "mooncake", 0.6, requests=150),
     Case("mooncake, pressure", "mooncake", 1.2, requests=150),
     Case("mixed, ample", "mixed", 0.95, requests=75),

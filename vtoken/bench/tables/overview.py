@@ -64,7 +64,7 @@ LINES = (
     Line("simulator", "simulate-check", "a measured run within 10 %; measured capacities"),
     Line(
         "routers, simulated", "simulate-study",
-        "1.1 x the best other router at KV pressure, 1.3 x round robin; nowhere below 0.98",
+        "gate and router: 1.1 x the best other router at KV pressure, 1.3 x round robin; nowhere below 0.98",
     ),
 )  # fmt: skip
 
