@@ -131,8 +131,8 @@ class Admission:
             return self._turned_away(obstacle, asked, room, now_s, others)
         self._line.enter(
             Waiter(
-                self._numbers, asked.key, asked.priority, asked.tokens, asked.hold_tokens, settled, asked.weight, now_s,
-                now_s + self._limits.max_wait_s, asked.mark,
+                self._numbers, asked.key, asked.priority, asked.tokens, asked.hold_tokens, asked.weight, now_s,
+                now_s + self._limits.max_wait_s, asked.mark, settled,
             )
         )  # fmt: skip
         self._rate.waiting(waits=True, now_s=now_s)

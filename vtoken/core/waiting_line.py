@@ -44,10 +44,11 @@ class Waiter:
         key: name of the API key.
         priority: its class.
         tokens: what it counts for in the fair order.
-        hold_tokens: memory that it will want. settled_tokens: of it, what it keeps.
+        hold_tokens: memory that it will want.
         weight: of the key.
         entered_s, deadline_s: when it came, and when it must have been granted.
         mark: by which its client is known when it comes back.
+        settled_tokens: of `hold_tokens`, what it keeps once its policy has acted on its prompt.
     """
 
     number: int
@@ -55,11 +56,11 @@ class Waiter:
     priority: Priority = Priority.NORMAL
     tokens: int = 1
     hold_tokens: int = 1
-    settled_tokens: int = 1
     weight: float = 1.0
     entered_s: float = 0.0
     deadline_s: float = float("inf")
     mark: bytes = b""
+    settled_tokens: int = 1
 
 
 OLDEST_TURN = 8

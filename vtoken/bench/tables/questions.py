@@ -35,7 +35,10 @@ QUESTIONS = (
     Question("Q10", "busy device", (), "**no command**: copies beside a load are a question for a GPU"),
     Question("Q11", "quality", ("quality", "needles")),
     Question("Q12", "crossover", ("speed",), "short outputs; standing aside by itself"),
-    Question("Q13", "fleet", ("simulate-study", "simulate-check", "pressure", "routing", "heartbeats"), "more than 64 replicas"),
+    Question(
+        "Q13", "fleet", ("simulate-study", "simulate-check", "pressure", "routing", "heartbeats"),
+        "more than 64 replicas",
+    ),
 )  # fmt: skip
 
 
