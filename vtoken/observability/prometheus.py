@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -94,9 +95,10 @@ class LocalPrometheus(Prometheus):
         """Start it and wait until it is ready.
 
         Raises:
-            PrometheusError: not installed, or it ended; the message has the end of its log.
+            PrometheusError: not installed, the port is taken, or it ended; the message has the end of its log.
         """
         program = find_prometheus()
+        self._require_port()  # whoever has it may be a Prometheus, too, and say that it is ready
         targets, config = self._directory / "targets.json", self._directory / "prometheus.yml"
         targets.write_text(targets_text(self._addresses))
         config.write_text(
@@ -122,6 +124,17 @@ class LocalPrometheus(Prometheus):
                 self._process.kill()
                 self._process.wait()
             self._process = None
+
+    def _require_port(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self._port))
+            except OSError as error:
+                raise PrometheusError(
+                    f"Prometheus cannot listen on 127.0.0.1:{self._port} ({error.strerror}): choose another "
+                    "--prometheus-port, or end what listens there"
+                ) from None
 
     @property
     def _log(self) -> Path:
