@@ -65,13 +65,9 @@ def choose(  # noqa: C901  # plain means: in one piece
         fitting = [scored for scored in free if scored.fits and scored.level is level]
         if not fitting:
             continue
-        if tunables.affinity_room_share > 0:
-            top = max(fitting, key=lambda scored: scored.room_blocks)
-            least = top.room_blocks - tunables.affinity_room_share * top.capacity_blocks
-            for name in demand.affine:
-                for scored in fitting:
-                    if scored.replica_id == name and scored.room_blocks >= least:
-                        return Choice(name, Reason.AFFINITY, scored.room_blocks)
+        liked = affine(fitting, Reason.AFFINITY, demand, tunables)
+        if liked:
+            return liked
         best = of_best(fitting, Reason.ROOM, tunables, rng)
         if untried:
             other = power_of_two(untried, ledger, rng)
@@ -82,7 +78,7 @@ def choose(  # noqa: C901  # plain means: in one piece
         other = power_of_two(untried, ledger, rng)
         pool = [scored for scored in free if not scored.closed] or free
         if pool:
-            best = of_best(pool, Reason.LEAST_BAD, tunables, rng)
+            best = affine(pool, Reason.LEAST_BAD, demand, tunables) or of_best(pool, Reason.LEAST_BAD, tunables, rng)
             if ledger.count(best.replica_id) < ledger.count(other):
                 return best
         return Choice(other, Reason.UNKNOWN if fresh else Reason.POWER_OF_TWO)
@@ -93,7 +89,7 @@ def choose(  # noqa: C901  # plain means: in one piece
         (fresh, Reason.WAIT),
     ):
         if pool:
-            return of_best(pool, reason, tunables, rng)
+            return affine(pool, reason, demand, tunables) or of_best(pool, reason, tunables, rng)
     rest = [name for name in blind if name not in blocked] or blind
     rest = rest or [name for name in candidates if name not in blocked]
     return Choice(power_of_two(rest, ledger, rng), Reason.POWER_OF_TWO)
@@ -106,6 +102,18 @@ def with_capacity(views, peers):
         size, capacity = UNKNOWN_BLOCK_TOKENS, UNKNOWN_CAPACITY_BLOCKS
     empty = Snapshot(block_size_tokens=size, capacity_blocks=capacity, free_blocks=capacity)
     return [view if view.snapshot.capacity_blocks > 0 else replace(view, snapshot=empty) for view in views]
+
+
+def affine(pool, reason, demand, tunables):
+    if tunables.affinity_room_share <= 0:
+        return None
+    top = max(pool, key=lambda scored: scored.room_blocks)
+    least = top.room_blocks - tunables.affinity_room_share * top.capacity_blocks
+    for name in demand.affine:
+        for scored in pool:
+            if scored.replica_id == name and scored.room_blocks >= least:
+                return Choice(name, reason, scored.room_blocks)
+    return None
 
 
 def of_best(scored, reason, tunables, rng):

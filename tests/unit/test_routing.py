@@ -253,6 +253,17 @@ def test_affinity_wins_while_it_has_almost_as_much_room():
     assert where({"gone": 0}) == "a"
 
 
+def test_affinity_counts_also_where_nothing_fits():
+    views = {name: view(name, free) for name, free in (("a", 19), ("b", 10), ("c", 0))}  # 40 blocks are wanted
+
+    def where(affine):
+        choice = choose(list("abc"), views, 0.0, InflightLedger(), Demand(640, affine), 100.0, 0)
+        return choice.replica_id, choice.reason
+
+    assert where({}) == ("a", Reason.LEAST_BAD)
+    assert where({"b": 0}) == ("b", Reason.LEAST_BAD)
+
+
 def test_what_is_shared_with_a_request_inside_need_not_fit_again():
     views = {"a": view("a", 8), "b": view("b", 1)}  # 20 blocks are wanted
     for shared, reason in ((0, Reason.LEAST_BAD), (191, Reason.LEAST_BAD), (192, Reason.AFFINITY)):

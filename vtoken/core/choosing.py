@@ -2,7 +2,7 @@
 
 Levels come before room: an open replica with room for the request, else a throttled one, and a closed one only when
 every replica is closed (`vtoken.core.pressure`). A replica that has the beginning of the prompt is preferred among
-those with almost as much room (`vtoken.core.affinity`).
+those with almost as much room (`vtoken.core.affinity`), also where none has enough: it need not compute so much.
 
 A replica is *blind* when its reports can't be used: none, too old, unchanged for too long although requests are
 inside, or not trusted (`vtoken.core.trust`). It is scored by this router's own counters, as in power of two: it is
@@ -70,14 +70,14 @@ class Chooser:
             if rows.size:
                 return self._seen_or_blind(rows, untried, demand)
         if not untried:
-            return self._least_bad(known, free) or self._at_last(blind, allowed)
+            return self._least_bad(known, free, demand) or self._at_last(blind, allowed)
         other = power_of_two(untried, self.ledger, self.rng)
-        least_bad = self._least_bad(free, free)
+        least_bad = self._least_bad(free, free, demand)
         if least_bad is not None and self.ledger.count(least_bad.replica_id) < self.ledger.count(other):
             return least_bad
         return Choice(other, Reason.UNKNOWN if known.any() else Reason.POWER_OF_TWO)
 
-    def _least_bad(self, known: Bools, free: Bools) -> Choice | None:
+    def _least_bad(self, known: Bools, free: Bools, demand: Demand) -> Choice | None:
         """Nothing that can be seen fits; None if nothing can be seen."""
         for pool, reason in (
             (free & ~self.board.closed, Reason.LEAST_BAD),
@@ -87,7 +87,7 @@ class Chooser:
         ):
             rows = np.flatnonzero(pool)
             if rows.size:
-                return self._most_room(rows, reason)
+                return self._affine(rows, demand, reason) or self._most_room(rows, reason)
         return None
 
     def _at_last(self, blind: Bools, allowed: Bools | None) -> Choice:
@@ -124,7 +124,7 @@ class Chooser:
         return [name for name in names if name not in silent and not self.trust.resting(name, now_s)]
 
     def _seen_or_blind(self, rows: NDArray[np.intp], untried: list[str], demand: Demand) -> Choice:
-        affine = self._affine(rows, demand)
+        affine = self._affine(rows, demand, Reason.AFFINITY)
         if affine is not None:
             return affine
         best = self._most_room(rows, Reason.ROOM)
@@ -134,7 +134,7 @@ class Chooser:
                 return Choice(other, Reason.UNKNOWN)
         return best
 
-    def _affine(self, rows: NDArray[np.intp], demand: Demand) -> Choice | None:
+    def _affine(self, rows: NDArray[np.intp], demand: Demand, reason: Reason) -> Choice | None:
         share = self.tunables.affinity_room_share
         if not demand.affine or share <= 0:
             return None
@@ -144,7 +144,7 @@ class Chooser:
         for replica_id in demand.affine:
             row = board.row(replica_id)
             if row is not None and board.room[row] >= least and row in rows:
-                return Choice(replica_id, Reason.AFFINITY, float(board.room[row]))
+                return Choice(replica_id, reason, float(board.room[row]))
         return None
 
     def _most_room(self, rows: NDArray[np.intp], reason: Reason) -> Choice:
