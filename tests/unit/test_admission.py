@@ -10,11 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from vtoken.core.admission import SETTLE_S, Admission, AdmissionLimits
+from vtoken.core.admission import Admission, AdmissionLimits
 from vtoken.core.columns import FleetColumns, row_of, table_of
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
 from vtoken.core.gate_room import GateRoom, GateRules, gate_room
+from vtoken.core.insiders import SETTLE_S, Insiders
 from vtoken.core.pressure import Level, room_blocks
 from vtoken.core.rate_limit import RateLimit, RateMeter
 from vtoken.core.retry import PER_MARK, ReleaseRate, Returns, retry_after_s
@@ -453,3 +454,26 @@ def test_at_three_times_the_capacity_who_waits_as_told_is_let_in_at_the_first_re
         assert good >= 0.9 * retried, (retried, good)
         assert longest <= line
         assert served >= 0.95 * 12 / 2.0 * 120.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["enter", "leave", "settle"]), st.integers(0, 9), st.integers(0, 9)), max_size=60
+    )
+)
+def test_what_is_committed_is_what_each_of_those_inside_commits(steps):
+    inside, plain, now_s = Insiders(), {}, 0.0
+    for number, (what, hold, kept) in enumerate(steps):
+        now_s += 0.3
+        if what == "enter":
+            inside.enter(number, hold, min(kept, hold), now_s)
+            plain[number] = hold, min(kept, hold), now_s
+        elif what == "leave" and plain:
+            gone = sorted(plain)[hold % len(plain)]
+            assert inside.leave(gone) == plain.pop(gone)[2]
+            assert inside.leave(gone) is None
+        inside.settle(now_s)
+        assert len(inside) == len(plain)
+        assert inside.committed_tokens == sum(
+            hold if now_s < since_s + SETTLE_S else kept for hold, kept, since_s in plain.values()
+        )

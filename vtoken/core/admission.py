@@ -11,25 +11,20 @@ Clock and room are arguments; `vtoken.serving.admission` keeps the futures of th
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from vtoken.core.gate_room import GateRoom, GateRules
 from vtoken.core.gates import GateReport
 from vtoken.core.histogram import Histogram
+from vtoken.core.insiders import Insiders
 from vtoken.core.rate_limit import RateMeter
 from vtoken.core.retry import UNKNOWN_STAY_S, ReleaseRate, Returns, retry_after_s
 from vtoken.core.rulings import Asked, Decision, Reason, Ruling
 from vtoken.core.waiting_line import Waiter, WaitingLine
 
 WAIT_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
-
-
-SETTLE_S = 2.0
-"""So long after it was let in a request commits all of its prompt, whatever its policy leaves of it: until that is
-computed and the reports show it. Longer keeps memory from others; shorter lets too many prompts in at once.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +47,6 @@ class AdmissionLimits:
     many_keys: bool = False
 
 
-@dataclass(slots=True)
-class _Inside:
-    hold_tokens: int
-    settled_tokens: int
-    entered_s: float
-
-
 class Admission:
     """Owner of one gate's state: who is inside, who waits, who was told to come back, what was decided.
 
@@ -73,9 +61,7 @@ class Admission:
         self._rate = ReleaseRate()
         self._returns = Returns(grace_s=2.0 + limits.least_retry_s)
         self._meters: dict[str, RateMeter] = {}
-        self._inside: dict[int, _Inside] = {}
-        self._settling: deque[int] = deque()  # of those inside, who commit more than they keep, oldest first
-        self._committed = 0
+        self._inside = Insiders()
         self._numbers = 0
         self._decisions: Counter[tuple[Ruling, Reason]] = Counter()
         self._wait_s = Histogram(WAIT_BOUNDS_S)
@@ -87,7 +73,7 @@ class Admission:
     def ask(self, asked: Asked, room: GateRoom, now_s: float) -> Decision:
         """Decide about a request that comes now: admitted, waiting (see `grants`, `expired`), or refused."""
         self._numbers += 1
-        self._settle(now_s)
+        self._inside.settle(now_s)
         if self._dead(room, now_s):
             return self._no_replica()
         refusal = self._over_rate(asked, now_s)
@@ -121,7 +107,7 @@ class Admission:
         settled = asked.hold_tokens if asked.settled_tokens is None else asked.settled_tokens
         if not self._line and self._fits(asked.hold_tokens, self._numbers, room):
             self._returns.redeem(asked.mark)
-            self._let_in(self._numbers, asked.hold_tokens, settled, now_s)
+            self._inside.enter(self._numbers, asked.hold_tokens, settled, now_s)
             return self._decided(Ruling.ADMITTED, Reason.ROOM, self._numbers)
         obstacle = self._obstacle(asked, room, returned, now_s)
         if returned:
@@ -176,10 +162,10 @@ class Admission:
     def grants(self, room: GateRoom, now_s: float) -> list[int]:
         """Let in whoever's turn it is while there is room; who does not fit yet holds the others up."""
         granted = []
-        self._settle(now_s)
+        self._inside.settle(now_s)
         while (head := self._line.head()) and self._fits(head.hold_tokens, head.number, room):
             waiter = self._line.grant()
-            self._let_in(waiter.number, waiter.hold_tokens, waiter.settled_tokens, now_s)
+            self._inside.enter(waiter.number, waiter.hold_tokens, waiter.settled_tokens, now_s)
             self._waited(waiter, now_s)
             self._decided(Ruling.ADMITTED, Reason.WAITED)
             granted.append(waiter.number)
@@ -223,10 +209,9 @@ class Admission:
             self._decided(Ruling.LEFT, Reason.DISCONNECT)
             self._rate.waiting(waits=len(self._line) > 0, now_s=now_s)
             return
-        inside = self._inside.pop(number, None)
-        if inside is not None:
-            self._committed -= inside.hold_tokens
-            self._rate.released(now_s - inside.entered_s, now_s)
+        entered_s = self._inside.leave(number)
+        if entered_s is not None:
+            self._rate.released(now_s - entered_s, now_s)
 
     # ---- What there is ----------------------------------------------------------------------------------------------
 
@@ -238,9 +223,9 @@ class Admission:
     def told(self, name: str, room: GateRoom) -> GateReport:
         """What the other gates should hear of this one, which they know by `name`."""
         head = self._line.head()
-        if head is None or not room.wants_turn(head.hold_tokens, len(self._inside), self._committed):
-            return GateReport(name, len(self._line), self._committed)
-        return GateReport(name, len(self._line), self._committed, head.number, head.hold_tokens)
+        if head is None or not room.wants_turn(head.hold_tokens, len(self._inside), self._inside.committed_tokens):
+            return GateReport(name, len(self._line), self._inside.committed_tokens)
+        return GateReport(name, len(self._line), self._inside.committed_tokens, head.number, head.hold_tokens)
 
     @property
     def inside(self) -> int:
@@ -260,7 +245,7 @@ class Admission:
             "waiting_bound": self._limits.line,
             "inside_requests": len(self._inside),
             "places": room.places,
-            "committed_tokens": self._committed,
+            "committed_tokens": self._inside.committed_tokens,
             "promised_returns": len(self._returns),
             "releases_per_s": None if rate is None else round(rate, 3),
             "waits_total": waits["count"],
@@ -270,24 +255,7 @@ class Admission:
         }
 
     def _fits(self, hold_tokens: int, number: int, room: GateRoom) -> bool:
-        return room.fits(hold_tokens, len(self._inside), self._committed, number)
-
-    def _let_in(self, number: int, hold_tokens: int, settled_tokens: int, now_s: float) -> None:
-        self._inside[number] = _Inside(hold_tokens, settled_tokens, now_s)
-        self._committed += hold_tokens
-        if settled_tokens < hold_tokens:
-            self._settling.append(number)
-
-    def _settle(self, now_s: float) -> None:
-        """Whoever was let in SETTLE_S ago commits what it keeps from now on."""
-        while self._settling:
-            inside = self._inside.get(self._settling[0])
-            if inside is not None and now_s < inside.entered_s + SETTLE_S:
-                return
-            self._settling.popleft()
-            if inside is not None:
-                self._committed -= inside.hold_tokens - inside.settled_tokens
-                inside.hold_tokens = inside.settled_tokens
+        return room.fits(hold_tokens, len(self._inside), self._inside.committed_tokens, number)
 
     def _waited(self, waiter: Waiter, now_s: float) -> None:
         self._wait_s.note(now_s - waiter.entered_s)

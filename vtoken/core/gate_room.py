@@ -11,7 +11,7 @@
 So n gates that know nothing of each other's last requests take 1/n of the room each. A gate of which nothing is
 known counts as if it were like this one. A request commits its prompt and `growth_share` of the growth that is
 expected of it: while it grows, others end. If its policy forgets a part of its prompt, it commits that for a while only
-(`vtoken.core.admission.SETTLE_S`). Memory is judged only while every replica that takes requests has a fresh
+(`vtoken.core.insiders.SETTLE_S`). Memory is judged only while every replica that takes requests has a fresh
 report; places always.
 """
 
