@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
+
+from tests.observe.local_server import LocalServer
 
 TOKEN = "glsa_secret-of-the-service-account"
 
 
-class StandIn:
+class StandIn(LocalServer):
     """A server on 127.0.0.1.
 
     `writes` lists every change that was asked for; `fail` says what to answer instead: part of path -> (status, body).
@@ -20,16 +21,7 @@ class StandIn:
     def __init__(self):
         self.folders, self.boards, self.sources, self.groups = {}, {}, {}, {}
         self.writes, self.fail = [], {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__()
 
     def answer(self, method, target, headers, body):
         path = urlsplit(target).path.removeprefix("/api")

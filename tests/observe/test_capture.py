@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.observe.local_server import LocalServer
 from vtoken import cli
 from vtoken.core.errors import ConfigError
 from vtoken.observability.boards import BOARDS
@@ -21,22 +21,13 @@ from vtoken.observability.query import filled
 SHOWN = Shown(start_s=1000, end_s=1300, step_s=5)
 
 
-class StandIn:
+class StandIn(LocalServer):
     """A Prometheus on 127.0.0.1 that keeps the questions: (kind, parameters). `answer` says what it sends back."""
 
     def __init__(self):
         self.asked = []
         self.answer = lambda kind, parameters: (200, {"status": "success", "data": {"result": [parameters]}})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__()
 
     def _handler(stand_in):  # noqa: N805  # the handler's own methods have a self
         class Handler(BaseHTTPRequestHandler):

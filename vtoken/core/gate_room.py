@@ -58,8 +58,11 @@ class Commitment(NamedTuple):
     settled_tokens: int
 
 
-def commitment(hint: RouteHint, tunables: RoutingTunables, growth_share: float) -> Commitment:
-    """Of each sequence its prompt, or what its policy leaves of it, and `growth_share` of what it grows by.
+def commitment(
+    hint: RouteHint, tunables: RoutingTunables, growth_share: float, pool_tokens: int | None = None
+) -> Commitment:
+    """Of each sequence its prompt, or what its policy leaves of it, and `growth_share` of what it grows by. One replica
+    serves the whole request: what its pool (`pool_tokens`, if known) does not hold at once, it computes in turn.
 
     >>> commitment(RouteHint(100, 300), RoutingTunables(), 0.5)
     Commitment(hold_tokens=250, settled_tokens=250)
@@ -69,7 +72,8 @@ def commitment(hint: RouteHint, tunables: RoutingTunables, growth_share: float) 
 
     def share(grown: int) -> int:
         kept = min(hint.prompt_tokens, grown)
-        return round(hint.sequences * (kept + growth_share * (grown - kept)))
+        tokens = round(hint.sequences * (kept + growth_share * (grown - kept)))
+        return tokens if pool_tokens is None else min(tokens, pool_tokens)
 
     return Commitment(share(sequence_tokens(hint, tunables)), share(settled_tokens(hint, tunables)))
 

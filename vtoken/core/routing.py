@@ -79,8 +79,8 @@ class RoutingTunables:
         budget_slack_tokens: live tokens above the budget between two decisions of a policy.
         chunk_tokens: largest chunk of a prompt that an engine computes at once; 0: prompts are computed whole, or it is
             not known.
-        affinity_room_share: a replica that has the beginning of the prompt, or the session, is taken if it has room
-            and lacks at most this share of the capacity against the best; 0 switches affinity off.
+        affinity_room_share: a replica that has the beginning of the prompt, or the session, is taken if it has room,
+            or none has, and lacks at most this share of the capacity against the best; 0 switches affinity off.
         hold_for_memory: whether requests wait at the ingress until there is memory for them; if not, only until there
             is a place, as without a gate.
     """

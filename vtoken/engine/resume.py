@@ -246,7 +246,7 @@ def continuation(request: EngineCoreRequest, known: list[int], config: VTokenCon
         params.max_tokens -= len(known)
     params.min_tokens = max(0, params.min_tokens - len(known))
     options, _ = options_of(params, config)
-    if options.evicts and len(prompt) < options.min_prompt_tokens:
+    if options.evicts and not options.evicts_from(len(prompt)):
         kept = {**asdict(options), "min_prompt_tokens": MAX_TOKENS}
         params.extra_args = {**(params.extra_args or {}), OPTIONS_KEY: json.dumps(kept)}
     rest.prompt_token_ids, rest.sampling_params = prompt + known, params

@@ -120,17 +120,14 @@ class Acceptor:
         rules = self._settings.auth.rules_of(key)
         prompt = hint.prompt_tokens
         output = context_tokens(prompt, hint.max_tokens, tunables) - prompt
-        # One replica serves the whole request: what its pool does not hold at once, it computes in turn.
-        most = self._gate.pool_tokens
-        hold_tokens, settled_tokens = commitment(hint, tunables, self._settings.admission.growth_share)
+        share, pool_tokens = self._settings.admission.growth_share, self._gate.pool_tokens
         return Asked(
             key,
             min(priority, rules.priority, key=_willing),
             rules.weight,
             rules.limit,
             tokens=hint.prompts * (prompt + hint.answers * output),
-            hold_tokens=hold_tokens if most is None else min(hold_tokens, most),
-            settled_tokens=settled_tokens if most is None else min(settled_tokens, most),
+            **commitment(hint, tunables, share, pool_tokens)._asdict(),
             mark=self._gate.mark(key, raw),
         )
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from vtoken.core.admission import Admission, AdmissionLimits
 from vtoken.core.columns import FleetColumns
-from vtoken.core.config import MAX_TOKENS
 from vtoken.core.gate_room import GateRoom, GateRules, GateView, commitment
 from vtoken.core.gates import Gates as Peers
 from vtoken.core.routing import Mode
@@ -67,10 +66,8 @@ class Gates:
         """A request comes to gate `by`: admitted, waiting (see `turns`) or refused."""
         gate, expected = self._gates[by], self._tunables.expected_output_tokens
         hint = hint_of(self._scene, request, expected)
-        most = gate.view.pool_tokens or MAX_TOKENS
-        holds = (min(tokens, most) for tokens in commitment(hint, self._tunables, self._rules.growth_share))
-        hold_tokens, settled_tokens = holds
-        asked = Asked(tokens=hint.prompt_tokens + expected, hold_tokens=hold_tokens, settled_tokens=settled_tokens)
+        commits = commitment(hint, self._tunables, self._rules.growth_share, gate.view.pool_tokens)
+        asked = Asked(tokens=hint.prompt_tokens + expected, **commits._asdict())
         decision = gate.admission.ask(asked, self._room(gate, now_s), now_s)
         if decision.ruling is not Ruling.REFUSED:
             gate.requests[decision.number], gate.numbers[request] = request, decision.number
