@@ -16,6 +16,7 @@ pytestmark = pytest.mark.integration
 
 SIZE, CHUNK, PROMPT = 16, 64, 200
 CHUNKED = {"max_num_batched_tokens": CHUNK, "enable_chunked_prefill": True, "max_num_seqs": 4}
+LONG = {"dtype": "bfloat16", "num_gpu_blocks_override": 1 + 15, "max_model_len": 2048, **CHUNKED}
 OPTIONS = {"policy": "streaming_llm", "interval_tokens": 16, "protect_recent": 16}
 
 
@@ -23,7 +24,7 @@ def test_generation_goes_on_for_ever_in_memory_that_does_not_grow(model_dir: Pat
     """1,500 tokens in a pool of 15 blocks: the request lies in nine or ten from its first decision to its end."""
     policy = {**OPTIONS, "budget_tokens": 128, "between_chunks": True}
     watch = Watch()
-    with engine(model_dir, {"policy": policy}, num_gpu_blocks_override=1 + 15, max_model_len=2048, **CHUNKED) as one:
+    with engine(model_dir, {"policy": policy}, **LONG) as one:
         (done,) = one.run(long_prompts(1, PROMPT), watch, max_tokens=1500, ignore_eos=True)
     assert len(done.token_ids) == 1500
     held = [shot.capacity_blocks - shot.free_blocks for shot in watch.seen if shot.running_requests]

@@ -1,4 +1,4 @@
-"""A minute of the soak: mixed traffic on a full pool, eager and lazy, with aborts and preemptions."""
+"""Three minutes of the soak: mixed traffic on a full pool, eager and lazy, with aborts and preemptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 def soaked(model_dir: Path) -> Any:
     from vtoken.bench import soak
 
-    return soak.run(str(model_dir), Console(stderr=True), minutes=1.0)
+    return soak.run(str(model_dir), Console(stderr=True), minutes=3.0)
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
@@ -34,4 +34,5 @@ def test_the_soak_shows_what_it_is_about(soaked: Any, mode: str) -> None:
 
 
 def test_its_bar_holds(soaked: Any) -> None:
-    assert soaked.passed, soaked.values
+    assert not soaked.failures
+    assert soaked.passed

@@ -162,7 +162,7 @@ def test_a_soak_is_summed_up_over_its_modes() -> None:
     ) | dict.fromkeys(
         ["failures", "probes_wrong", "disagreements", "leaked_blocks", "left_tables", "wrong_lengths"], 0
     )  # fmt: skip
-    values = {"eager": mode | {"rss_growth_mib": 1.25}, "lazy": mode | {"rss_growth_mib": 0.0}, "minutes": 30.0}
+    values = {"eager": mode | {"growth_mib": 1.25}, "lazy": mode | {"growth_mib": 0.0}, "minutes": 30.0}
     assert "| growth of memory, MiB | 1.2 | 0.0 |" in made_of("soak", "soak", values)
     phrase = "30 minutes, 3,000 requests, 3,000 plans of moves compared, 0 faults | holds |"
     assert phrase in made_of("soak", "overview", values)

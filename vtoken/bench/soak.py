@@ -8,6 +8,7 @@ engine, `soak_traffic.py` says what is sent.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -37,11 +38,21 @@ ENGINE: dict[str, Any] = {
 """56 usable blocks, about a third of what sixteen requests of this traffic want."""
 
 GROWTH_BOUND_MIB = 32.0
-"""How much the engine's two processes may grow, together, from the end of the warm-up to the end of a mode.
+"""How much the engine's two processes may grow, together, after the warm-up (`soak_memory`).
 
 What the engine keeps is bounded by its pool and by the requests in it, and both are full by then: nothing may
 grow with steps or requests. The allowance is for allocators that settle later (glibc's arenas, torch's caches).
 """
+
+
+BAD = (
+    "disagreements", "probes_wrong", "wrong_lengths", "leaked_blocks", "left_tables", "failures", "policy_failures",
+    "invalid_options", "degraded",
+)  # fmt: skip
+"""Counted in a mode's values, and to be 0."""
+
+WANTED = ("aborted", "probes_compared", "worker_checks", "preemptions", "moves", "checks", "blocks_released")
+"""Counted there, and not to be 0: without them a soak shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +63,15 @@ class ModeResult:
     last: Snapshot
     growth_mib: float
 
-    @property
-    def passed(self) -> bool:
-        """Nothing bad happened, and everything that the soak is about did happen."""
-        counts, last = self.counts, self.last
-        happened = (
-            counts.aborted, counts.probes_compared, counts.worker_checks, last.preemptions_total,
-            last.moves_total, last.move_checks_total, last.blocks_released_total,
-        )  # fmt: skip
-        bad = (last.move_check_failures_total, last.policy_failures_total, last.invalid_options_total, last.degraded)
-        return all(happened) and not any(bad) and counts.clean and self.growth_mib <= GROWTH_BOUND_MIB
+    def faults(self) -> Iterator[str]:
+        """A sentence for everything bad that happened, and for what the soak is about and did not happen."""
+        values = self.values()
+        yield from (f"{name}: {values[name]}" for name in BAD if values[name])
+        yield from (f"no {name}: nothing is shown" for name in WANTED if not values[name])
+        if self.counts.requests != self.counts.finished + self.counts.aborted:
+            yield f"of {self.counts.requests} requests only {self.counts.finished + self.counts.aborted} ended"
+        if self.growth_mib > GROWTH_BOUND_MIB:
+            yield f"memory grew by {self.growth_mib:.1f} MiB, the bound is {GROWTH_BOUND_MIB:g}"
 
     def values(self) -> dict[str, Any]:
         """For the report."""
@@ -71,7 +81,8 @@ class ModeResult:
             "preemptions": last.preemptions_total, "evicted": last.tokens_evicted_total, "moves": last.moves_total,
             "blocks_released": last.blocks_released_total, "plans_deferred": last.plans_deferred_total,
             "checks": last.move_checks_total, "failures": last.move_check_failures_total,
-            "rss_growth_mib": round(self.growth_mib, 1),
+            "policy_failures": last.policy_failures_total, "invalid_options": last.invalid_options_total,
+            "degraded": last.degraded, "growth_mib": round(self.growth_mib, 1),
         }  # fmt: skip
 
 
@@ -83,15 +94,18 @@ def run(model: str, console: Console, minutes: float = MINUTES, seed: int = 0) -
     """
     probes: list[tuple[Arrival, Reference]] = []
     results: dict[str, ModeResult] = {}
+    samples: list[dict[str, Any]] = []
     for mode, settings in MODES.items():
         engine = SoakEngine(model, VTokenConfig.from_mapping({**SETTINGS, **settings}), **ENGINE)
         try:
             probes = probes or choose_probes(engine)
             soak = Soak(engine, probes, seed, partial(console.log, f"{mode}:"))
-            growth_mib = soak.run(minutes * 60.0 / len(MODES))
-            results[mode] = ModeResult(soak.counts, engine.snapshots.snapshot(), growth_mib)
+            soak.run(minutes * 60.0 / len(MODES))
+            results[mode] = ModeResult(soak.counts, engine.snapshots.snapshot(), soak.memory.growth_mib)
+            samples += soak.memory.rows(mode)
         finally:
             engine.close()
     values: dict[str, Any] = {mode: result.values() for mode, result in results.items()}
-    values |= {"minutes": minutes, "seed": seed, "rss_growth_bound_mib": GROWTH_BOUND_MIB}
-    return Outcome("soak", all(result.passed for result in results.values()), values)
+    values |= {"minutes": minutes, "seed": seed, "growth_bound_mib": GROWTH_BOUND_MIB}
+    failures = [f"{mode}: {fault}" for mode, result in results.items() for fault in result.faults()]
+    return Outcome("soak", values=values, failures=failures, samples=samples)

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
-
+from vtoken.bench.soak_memory import Memory
 from vtoken.bench.soak_traffic import Arrival, Reference, Traffic, candidate_probes, certain, equal, reference
 from vtoken.engine.offline import OfflineEngine
 
@@ -32,9 +31,6 @@ CHECK_STEPS, DRAIN_STEPS = 50, 500
 
 LEAST_STEPS = 300
 """Of a mode, however short its time: fewer show neither preemptions nor probes on a slow machine."""
-
-WARM_UP = 0.25
-"""Share of a mode before memory is first sampled."""
 
 STALL_S = 60.0
 """An engine that is busy for so long without generating a token is stuck."""
@@ -65,12 +61,6 @@ class Counts:
     wrong_lengths: int = 0
     leaked_blocks: int = 0
     left_tables: int = 0
-
-    @property
-    def clean(self) -> bool:
-        """Nothing bad was counted, and no request got lost."""
-        bad = (self.disagreements, self.probes_wrong, self.wrong_lengths, self.leaked_blocks, self.left_tables)
-        return not any(bad) and self.requests == self.finished + self.aborted
 
 
 class SoakEngine(OfflineEngine):
@@ -115,26 +105,21 @@ class Soak:
         self, engine: SoakEngine, probes: list[tuple[Arrival, Reference]], seed: int, log: Callable[[str], None]
     ) -> None:
         self.counts = Counts()
+        self.memory = Memory()
         self._engine, self._probes, self._log = engine, probes, log
         self._traffic = Traffic(seed, [probe for probe, _ in probes])
         self._outstanding: dict[str, Arrival] = {}
         self._token_at = time.monotonic()
 
-    def run(self, seconds: float) -> float:
-        """Traffic for so long, then the rest finishes; by how many MiB the processes grew after the warm-up."""
+    def run(self, seconds: float) -> None:
+        """Traffic for so long, then the rest finishes."""
         started = time.monotonic()
-        warm_mib, done = 0.0, 0.0
         with self._noted():
-            while done < 1.0:
+            while time.monotonic() - started < seconds or self.counts.steps < LEAST_STEPS:
                 self._step()
-                done = min((time.monotonic() - started) / seconds, self.counts.steps / LEAST_STEPS)
-                if not warm_mib and done >= WARM_UP:
-                    warm_mib = _resident_mib()
-            grown_mib = _resident_mib() - warm_mib
             while self._engine.busy:
                 self._advance()
             self._account()
-        return grown_mib
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -196,6 +181,7 @@ class Soak:
         """Between steps: the worker's invariants, and that both sides name the same blocks for each request."""
         self._engine.worker("vtoken_check")
         self.counts.worker_checks += 1
+        self.memory.sample(self.counts.steps)
         rows = {name: set(row["blocks"]) for name, row in self._engine.worker("vtoken_rows").items()}
         for name, blocks in self._engine.block_lists().items():
             if rows.get(name) != blocks:
@@ -223,9 +209,3 @@ class Soak:
         except Exception as error:
             error.add_note(f"soak: {self.counts}, outstanding: {self._outstanding}")
             raise
-
-
-def _resident_mib() -> float:
-    """Resident memory of this process and its children: scheduler and worker."""
-    this = psutil.Process()
-    return float(sum(process.memory_info().rss for process in (this, *this.children(recursive=True)))) / 2**20

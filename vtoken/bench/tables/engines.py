@@ -173,7 +173,7 @@ SOAK = {
     "plans compared byte by byte": "checks", "of them different": "failures",
     "outputs compared with the same request alone": "probes_compared", "of them different ": "probes_wrong",
     "checks of all invariants": "worker_checks", "disagreements about blocks": "disagreements",
-    "blocks leaked": "leaked_blocks", "tables left behind": "left_tables", "growth of memory, MiB": "rss_growth_mib",
+    "blocks leaked": "leaked_blocks", "tables left behind": "left_tables", "growth of memory, MiB": "growth_mib",
 }  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def soak(results: Results) -> str:
     values = values_of(results, "soak")
     modes = [name for name, _ in _scenes(values)]
     rows = [
-        [what.strip(), *(number(dig(values, mode, key), 1 if key == "rss_growth_mib" else 0) for mode in modes)]
+        [what.strip(), *(number(dig(values, mode, key), 1 if key == "growth_mib" else 0) for mode in modes)]
         for what, key in SOAK.items()
     ]
     return table_of(results, "soak", ["", *modes], rows)
