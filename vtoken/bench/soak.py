@@ -40,10 +40,10 @@ ENGINE: dict[str, Any] = {
 GROWTH_BOUND_MIB = 32.0
 """How much the engine's two processes may grow, together, after the warm-up (`soak_memory`).
 
-What the engine keeps is bounded by its pool and by the requests in it, and both are full by then: nothing may
-grow with steps or requests. The allowance is for allocators that settle later (glibc's arenas, torch's caches).
+What the engine keeps is bounded by its pool and by the requests in it, and both are full by then. The flight recorder
+fills until it knows of 1,024 requests, with up to 14 MiB; the rest is for allocators that settle later (glibc's arenas,
+torch's caches).
 """
-
 
 BAD = (
     "disagreements", "probes_wrong", "wrong_lengths", "leaked_blocks", "left_tables", "failures", "policy_failures",
