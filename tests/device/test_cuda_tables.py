@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken.device.cuda_rows import DeviceRows, lines_of
+from vtoken.device.cuda_lists import HeldLists
+from vtoken.device.cuda_rows import DeviceRows, LiveRow, lines_of
 from vtoken.device.cuda_tables import ChangedRow, DeviceTables
 from vtoken.device.errors import BadSlots
 from vtoken.device.event_model import SimulatedStreams, compute_first
-from vtoken.device.strict_reader import StrictRows
 
 
 def ints(*values):
@@ -80,13 +80,13 @@ def test_only_what_is_new_travels_and_a_line_always_holds_its_rows_blocks(tables
         for row in changed:
             assert blocks[row.index, : len(row.blocks)].tolist() == row.blocks.tolist()
         sent += sum(map(len, lists.values()))
-    assert tables.sent < sent / 3
-    before = tables.sent
+    assert tables.held.sent < sent / 3
+    before = tables.held.sent
     grown = [ChangedRow(0, 0, np.append(lists[0][:5], 200), 1, 0, ints(0))]
     tables.refresh(
         torch.zeros(1, 6, dtype=torch.int32), torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), grown
     )
-    assert tables.sent == before + 1
+    assert tables.held.sent == before + 1
 
 
 def test_a_host_far_ahead_waits_instead_of_writing_over_what_is_not_read_yet():
@@ -96,7 +96,7 @@ def test_a_host_far_ahead_waits_instead_of_writing_over_what_is_not_read_yet():
     table, lengths = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     for step in range(5):
         tables.refresh(table, lengths, mapping, [ChangedRow(0, 0, ints(step), step, 0, ints(step))])
-    assert tables.waits == 2
+    assert tables.waits == 3, "twice for the step's numbers, once for its list of blocks: the first was there"
     seen = []
     while streams.ready_lanes():
         streams._step(streams.ready_lanes()[0])
@@ -105,14 +105,17 @@ def test_a_host_far_ahead_waits_instead_of_writing_over_what_is_not_read_yet():
 
 
 def test_lines_of_rows():
-    rows = StrictRows(ints(32, 35, 17, 80, 81, 64), ints(0, 3, 6), np.array([[0, 1], [5, 7]]))
-    assert lines_of(rows).tolist() == [[0, 5, 6], [0, 3, 3], [3, 2, 3]]
-    buffers = DeviceRows(SimulatedStreams(compute_first), 8, 4)
-    buffers.fill(rows)
-    assert (buffers.count, buffers.longest) == (3, 3)
-    assert buffers.visible.tolist() == [3, 2, 3, 0]
+    streams = SimulatedStreams(compute_first)
+    buffers = DeviceRows(streams, HeldLists(streams, places=4, width=8), 4)
+    rows = [LiveRow(0, 1, ints(32, 35, 17)), LiveRow(2, 3, ints(80, 81, 64))]
+    starts = ints(0, 1, 5, 7)
+    assert lines_of(rows, starts, 8).tolist() == [[0, 5, 6], [8, 24, 24], [3, 2, 3]]
+    buffers.fill(rows, starts)
+    assert (buffers.count, buffers.visible.tolist()) == (3, [3, 2, 3, 0])
+    assert [buffers.lists.table[place, :3].tolist() for place in (1, 3)] == [[32, 35, 17], [80, 81, 64]]
     for _ in range(9):  # more than there are buffers: nothing after nothing is not sent
-        buffers.fill(StrictRows(ints(), ints(0), np.empty((0, 2), np.int64)))
+        buffers.fill([], ints(0, 1))
     assert (buffers.count, buffers.visible.tolist(), buffers._hosts._buffers[-1][1].recorded) == (0, [0] * 4, 1)
-    with pytest.raises(BadSlots, match="can't have"):
-        lines_of(StrictRows(ints(1), ints(0, 1), np.array([[0, 2]])))
+    for wrong in (ints(0, 2), ints(0, 0)):
+        with pytest.raises(BadSlots, match="can't have"):
+            lines_of([LiveRow(0, 0, ints(1))], wrong, 8)

@@ -56,7 +56,7 @@ def test_moves_are_as_wide_as_rows_and_strides_allow(word, vector, width):
 
 
 READER = {
-    "slots": "*i64", "tokens": "*i64", "begins": "*i64", "visibles": "*i64", "scale": "fp32", "soft_cap": "fp32",
+    "slots": "*i32", "tokens": "*i64", "begins": "*i64", "visibles": "*i64", "scale": "fp32", "soft_cap": "fp32",
     **dict.fromkeys(("query_stride", "out_stride", "block_stride", "head_stride", "token_stride"), "i32"),
     **dict.fromkeys(("block_size", "group", "dim"), "i32"),
 }  # fmt: skip

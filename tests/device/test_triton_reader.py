@@ -10,6 +10,7 @@ from tests.device.live_rows import ROWS, poisoned, reference, rows_of
 from tests.device.paged import DEVICE, filled, make_paged, needs_kernels
 from vtoken.device import triton_reader
 from vtoken.device.cuda_layout import LAYOUTS
+from vtoken.device.cuda_lists import HeldLists
 from vtoken.device.cuda_rows import DeviceRows
 from vtoken.device.cuda_streams import CudaStreams
 from vtoken.device.errors import BadSlots
@@ -24,9 +25,10 @@ def streams():
     return CudaStreams(DEVICE) if DEVICE.type == "cuda" else SimulatedStreams(compute_first)
 
 
-def on_device(rows, max_slots=256, max_tokens=16):
-    buffers = DeviceRows(streams(), max_slots, max_tokens)
-    buffers.fill(rows)
+def on_device(step, longest=96, max_tokens=16):
+    lanes = streams()
+    buffers = DeviceRows(lanes, HeldLists(lanes, 4, longest), max_tokens)
+    buffers.fill(*step)
     return buffers
 
 
@@ -88,7 +90,7 @@ def test_placement_does_not_show_in_a_single_bit(dtype):
 def test_a_captured_launch_covers_lines_that_see_nothing():
     cache = poisoned(make_paged(dim=16, dtype=torch.float32, layers=1)["layers.0"], ROWS.slots)
     buffers = on_device(ROWS)
-    buffers.fill(rows_of(([37, 3], 5, 6)))
+    buffers.fill(*rows_of(([37, 3], 5, 6)))
     query = torch.randn(8, 2, 16, device=DEVICE)
     out = torch.full_like(query, float("nan"))
     attend(query, cache, buffers, 0.25, out, count=16)
@@ -103,7 +105,9 @@ def test_shapes_that_do_not_fit_are_refused_and_nothing_is_written():
     for query in (torch.zeros(8, 3, 16), torch.zeros(8, 4, 8), torch.zeros(8, 4, 16, dtype=torch.float16)):
         with pytest.raises(BadSlots, match="query is"):
             attend(query.to(DEVICE), cache, buffers, 1.0, out)
-    with pytest.raises(BadSlots, match="whose buffers hold 3 and 16"):
-        on_device(ROWS, max_slots=3)
+    with pytest.raises(BadSlots, match="5 numbers for place 1, in 4 lists of up to 3"):
+        on_device(ROWS, longest=3)
+    with pytest.raises(BadSlots, match="4 query tokens for the strict reader, whose buffers hold 3"):
+        on_device(ROWS, max_tokens=3)
     assert not out.any()
     assert triton_reader.TILE == 64, "the lengths above are chosen around it"

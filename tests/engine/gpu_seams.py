@@ -163,11 +163,19 @@ SEAMS = (
     Seam("v1/attention/backends/flashinfer.py", "FlashInferImpl.forward",
          says=("kv_cache_permute.split(hs, dim=-1)",), why="the same layout"),
     Seam("v1/attention/backends/fa_utils.py", "get_flash_attn_version",
-         says=("device_capability.major == 9", "fa_version = 3"), why="strict_flash names the versions"),
+         says=("device_capability.major == 9", "fa_version = 3"), why="strict_readers names the versions"),
+    Seam("config/cache.py", "CacheConfig.get_resolved_kv_cache_layout", says=("self.kv_cache_layout is None",),
+         why="strict_readers asks whether a slot is its own page"),
+    Seam("v1/engine/core.py", "EngineCore._initialize_kv_caches",
+         says=("self.model_executor.set_kv_cache_layout(layout.name)",
+               "self.model_executor.determine_available_memory()", "self.model_executor.initialize_from_config("),
+         why="workers know the layout before they make builders"),
     Seam("vllm_flash_attn/flash_attn_interface.py", "flash_attn_varlen_func",
          takes=("q", "k", "v", "max_seqlen_q", "cu_seqlens_q", "max_seqlen_k", "seqused_k", "softmax_scale", "causal",
                 "softcap", "block_table", "out", "num_splits", "fa_version"),
-         says=("torch.ops._vllm_fa3_C.fwd(",), why="the strict reader's call, see cuda_pages.attend"),
+         says=("torch.ops._vllm_fa3_C.fwd(", "cu_seqlens_q,", "seqused_k,", "max_seqlen_q,", "max_seqlen_k,",
+               "block_table,"),
+         why="the strict reader's call, see cuda_pages.attend"),
 )  # fmt: skip
 
 

@@ -18,17 +18,18 @@ from vtoken.core.config import Reader, Relocation
 from vtoken.core.errors import UnsupportedError
 from vtoken.core.table import RowState
 from vtoken.device.event_model import SimulatedStreams, compute_first
-from vtoken.engine import backend_cuda, session
+from vtoken.engine import backend_cuda, session, strict_readers
 from vtoken.engine.batch_order import OrderV2
+from vtoken.engine.strict_readers import FlashReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MOST, WIDTH, TOKENS = 12, 16, 130
 """Blocks of the longest row, what vLLM pads its tables to for them, tokens of a step."""
 
 CONFIG = SimpleNamespace(
-    cache_config=SimpleNamespace(block_size=SIZE),
+    cache_config=SimpleNamespace(block_size=SIZE, kv_cache_layout="LBNHC"),
     scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=TOKENS),
-    model_config=SimpleNamespace(max_model_len=MOST * SIZE),
+    model_config=SimpleNamespace(max_model_len=MOST * SIZE, get_num_attention_heads=lambda parallel: 1),
     parallel_config=SimpleNamespace(decode_context_parallel_size=1),
 )
 
@@ -66,17 +67,34 @@ def told(kind):
     return build
 
 
-@pytest.fixture(params=["flash", "triton"])
+@pytest.fixture(params=["flash 3", "flash 2", "triton"])
 def builder(request, monkeypatch: pytest.MonkeyPatch):
     """Ours over vLLM's, which is replaced by one that keeps what it is given."""
-    module = importlib.import_module(f"vtoken.engine.backend_{request.param}")
-    ours = getattr(module, f"VToken{request.param.title()}Builder")
+    kind, _, version = request.param.partition(" ")
+    module = importlib.import_module(f"vtoken.engine.backend_{kind}")
+    ours = getattr(module, f"VToken{kind.title()}Builder")
+    if version:
+        monkeypatch.setattr(module, "get_flash_attn_version", lambda head_size: int(version))
+        monkeypatch.setattr(strict_readers, "_flash", lambda: None)
     _, _, vllms, *_ = ours.__mro__
     monkeypatch.setattr(vllms, "__init__", lambda self, *given: None)
     monkeypatch.setattr(vllms, "build", told(ours.extended.__mro__[2]))
     monkeypatch.setattr(backend_cuda, "CudaStreams", lambda device: SimulatedStreams(compute_first))
     monkeypatch.setattr(session, "_session", session._Session())
     return ours(spec(), [], CONFIG, torch.device("cpu"))
+
+
+def read_by(strict, index: int, tokens: int) -> list[list[int]]:
+    """What each of a row's `tokens` query tokens sees, by what the reader is told; nothing if it does not serve it."""
+    if isinstance(strict, FlashReader):
+        first, end, length = *strict.starts[index : index + 2].tolist(), int(strict.lengths[index])
+        marked = strict.mask[index * tokens : (index + 1) * tokens]
+        assert marked.all() if length else not marked.any()
+        slots = strict.table[index, :length].tolist()
+        return [slots[: length - (end - 1 - token)] for token in range(first, end)] if length else []
+    lines = (strict.visible > 0) & (strict.tokens // tokens == index)
+    found = zip(strict.begin[lines].tolist(), strict.visible[lines].tolist(), strict=True)
+    return [strict.lists.table.view(-1)[begin : begin + seen].tolist() for begin, seen in found]
 
 
 class Reading(Bench):
@@ -110,14 +128,12 @@ class Reading(Bench):
     def _compare(self, index, row, tokens, built, mapping) -> None:
         live = row.table.live_slots()
         self.states.add(row.table.state)
-        lines = (built.strict.visible > 0) & (built.strict.tokens // tokens == index)
         everything = self.substrate.config.reader is Reader.STRICT
+        read = read_by(built.strict, index, tokens)
         if everything or row.table.state is RowState.HOLEY:
-            begin, seen = int(built.strict.begin[lines][0]), built.strict.visible[lines].tolist()
-            assert seen == list(range(len(live) - tokens + 1, len(live) + 1))
-            assert built.strict.slots[begin : begin + len(live)].tolist() == live.tolist()
+            assert read == [live[: len(live) - tokens + 1 + i].tolist() for i in range(tokens)]
         else:
-            assert not lines.any()
+            assert read == []
             length = int(built.seq_lens[index])
             places = np.arange(length)
             blocks = built.block_table[index].numpy()
@@ -145,6 +161,28 @@ def test_every_row_reads_its_live_tokens_and_writes_its_own(builder, relocation,
     assert bench.substrate.batch.seen == 41
 
 
+def test_steady_decoding_sends_one_slot_per_row_and_no_buffer_moves(builder) -> None:
+    bench = Reading(5, Relocation.EAGER, reader=Reader.STRICT)
+    bench.builder, bench.states = builder, set()
+    addresses = [tensor.data_ptr() for tensor in vars(builder.strict).values() if isinstance(tensor, torch.Tensor)]
+    bench.step(64)
+    sent = []
+    for _ in range(40):
+        before = builder.strict.lists.sent
+        bench.step(1)
+        sent.append(builder.strict.lists.sent - before)
+    assert sum(count <= 2 for count in sent) > 30, "two rows grow by a slot each; a decision rebuilds them now and then"
+    assert 2 in sent
+    assert max(sent) > 2
+    assert addresses == [one.data_ptr() for one in vars(builder.strict).values() if isinstance(one, torch.Tensor)]
+
+
+def test_more_requests_than_there_is_room_for_are_refused_at_the_start(builder, monkeypatch) -> None:
+    monkeypatch.setattr(backend_cuda, "MOST_SLOTS", 3 * MOST * SIZE)
+    with pytest.raises(UnsupportedError, match=r"max_num_seqs = 4 of max_model_len = 192.*Set max_num_seqs=3"):
+        type(builder)(spec(), [], CONFIG, torch.device("cpu"))
+
+
 def test_a_captured_graph_launches_the_strict_reader_for_all_its_tokens_and_a_batch_of_nobody_reads_nothing(
     builder,
 ) -> None:
@@ -153,11 +191,11 @@ def test_a_captured_graph_launches_the_strict_reader_for_all_its_tokens_and_a_ba
     session.attach(bench.substrate)
     common = nobody()
     built = builder.build_for_cudagraph_capture(common)
-    assert (built.lines, built.observed) == (4, False)
-    assert not built.strict.visible.any()
+    assert (built.asked, built.observed) == (4, False)
+    assert not [seen for row in range(4) for seen in read_by(built.strict, row, 1)]
     assert built.block_table.data_ptr() == builder.tables.blocks.data_ptr()
     assert built.seq_lens.data_ptr() == builder.tables.lengths.data_ptr()
-    assert builder.build(0, common).lines == 1, "a warm-up compiles the strict reader before a graph is captured"
+    assert builder.build(0, common).asked == 1, "a warm-up compiles the strict reader before a graph is captured"
 
 
 class RunnerV2:
@@ -209,7 +247,7 @@ def test_the_same_through_runner_v2s_own_function_and_vllms_own_builders(kind, m
         session.attach(bench.substrate)
         built = captured.build(0, nobody(), capture=True)
     assert RowState.DENSE in bench.states
-    assert (type(built), built.lines) == (captured.builder.extended, 4)
+    assert (type(built), built.asked) == (captured.builder.extended, 4)
     assert built.block_table.data_ptr() == captured.builder.tables.blocks.data_ptr()
     assert captured.builder.tables.blocks.shape == (4, WIDTH), "as wide as the runner pads its own"
 
@@ -238,7 +276,7 @@ def test_after_vllms_kernel_the_strict_reader_reads_its_lines_and_chosen_layers_
         observes=lambda layer: layer == "layers.1", observe=lambda *given: happened.append(("kept", *given))
     )
     monkeypatch.setattr(session, "_session", session._Session(SimpleNamespace(scorer=scorer)))
-    monkeypatch.setattr(backend_cuda.triton_reader, "attend", lambda *given: happened.append(("strict", *given)))
+    strict = SimpleNamespace(attend=lambda *given: happened.append(("strict", *given)))
 
     def forward(layer: str, metadata) -> list:
         happened.clear()
@@ -247,12 +285,12 @@ def test_after_vllms_kernel_the_strict_reader_reads_its_lines_and_chosen_layers_
         return list(happened)
 
     def metadata(**ours):
-        return VTokenFlashMetadata(7, 1, None, 9, None, None, None, strict="rows", **ours)
+        return VTokenFlashMetadata(7, 1, None, 9, None, None, None, strict=strict, **ours)
 
     kept = ("kept", "layers.1", "query", 0.5, 7)
     assert forward("layers.1", None) == ["native"], "a profiling run"
     assert forward("layers.1", metadata()) == ["native"]
     assert forward("layers.1", metadata(observed=True)) == ["native", kept]
     assert forward("layers.0", metadata(observed=True)) == ["native"]
-    read = ("strict", "query", "cache", "rows", 0.5, "output", 30.0, 3)
-    assert forward("layers.1", metadata(observed=True, lines=3)) == ["native", read, kept]
+    read = ("strict", "query", "cache", 0.5, "output", 30.0, 3)
+    assert forward("layers.1", metadata(observed=True, asked=3)) == ["native", read, kept]

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.device.live_rows import ROWS
 from tests.device.paged import make_paged
 from tests.engine.gpu_seams import CONNECTOR, SEAMS, Seam, broken
 from vtoken.device.cuda_layout import LAYOUTS, check_layers
-from vtoken.device.cuda_pages import DevicePages
+from vtoken.device.cuda_lists import HeldLists
 from vtoken.device.event_model import SimulatedStreams, compute_first
-from vtoken.engine.strict_flash import attend_pages, takes_single_tokens
+from vtoken.engine.strict_readers import FlashReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -98,23 +97,13 @@ def test_our_layouts_are_vllms_all_of_them_and_stride_for_stride() -> None:
         assert len(check_layers(dict(enumerate(theirs)))) == 2
 
 
-@pytest.mark.parametrize(("version", "dtype", "takes"), [
-    (3, torch.bfloat16, True), (3, torch.float32, False), (2, torch.float16, False), (4, torch.float16, False),
-    (None, torch.float16, False),
-])  # fmt: skip
-def test_only_flash_attention_3_is_given_pages_of_one_token(
-    version: int | None, dtype: torch.dtype, takes: bool
-) -> None:
-    assert takes_single_tokens(version, dtype) is takes
-
-
 def test_what_the_strict_reader_passes_is_what_the_seam_pins() -> None:
     passed: dict = {}
+    streams = SimulatedStreams(compute_first)
     cache = make_paged(dim=16, device=torch.device("cpu"))["layers.0"]
-    pages = DevicePages(SimulatedStreams(compute_first), max_rows=3, max_length=7, max_tokens=8)
-    pages.fill(ROWS, check_layers({"": cache})[""])
+    reader = FlashReader(streams, HeldLists(streams, 3, 7), 5, 8, 3, lambda **given: passed.update(given))
     query = torch.zeros(8, 4, 16, dtype=cache.dtype)
-    attend_pages(query, cache, pages, 0.25, query.clone(), 0.0, version=3, kernel=lambda **given: passed.update(given))
+    reader.attend(query, cache, 0.25, query.clone(), 0.0, 8)
     (seam,) = (one for one in SEAMS if one.name == "flash_attn_varlen_func")
     assert set(passed) == set(seam.takes)
     assert (passed["num_splits"], passed["fa_version"]) == (1, 3)

@@ -16,12 +16,10 @@ from tests.device.paged import DEVICE, filled, make_paged
 from tests.device.test_cuda_scorer import CudaBench
 from tests.device.test_scorer import DIM, HEADS, LAYERS, SCALE, WINDOW
 from tests.gpu.card import needs_gpu
-from vtoken.device import triton_reader
 from vtoken.device.cuda_copy import CudaCopyEngine
-from vtoken.device.cuda_layout import check_paged
-from vtoken.device.cuda_pages import DevicePages
-from vtoken.device.cuda_rows import DeviceRows
+from vtoken.device.cuda_lists import HeldLists
 from vtoken.device.cuda_streams import CudaStreams
+from vtoken.engine.strict_readers import FlashReader, StrictReader, TritonReader, why_not_flash
 
 pytestmark = needs_gpu
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,12 +34,27 @@ def test_the_suites_that_are_interpreted_elsewhere_pass_compiled() -> None:
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
 
 
-def test_a_captured_strict_reader_reads_the_rows_of_each_step() -> None:
+def reader_of(kind: str, max_rows: int = 6, tokens: int = 8) -> StrictReader:
+    streams = CudaStreams(DEVICE)
+    lists = HeldLists(streams, 4, 96)
+    if kind == "triton":
+        return TritonReader(streams, lists, tokens)
+    pytest.importorskip("vllm")
+    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+    version = get_flash_attn_version()
+    if reason := why_not_flash(version, torch.bfloat16, "LBNHC"):
+        pytest.skip(reason)
+    return FlashReader(streams, lists, max_rows, tokens, version)
+
+
+@pytest.mark.parametrize("kind", ["triton", "flash"])
+def test_a_captured_strict_reader_reads_the_rows_of_each_step_bit_for_bit_like_an_eager_one(kind: str) -> None:
     cache, query = make_paged(dim=64)["layers.0"], torch.randn(8, 4, 64, device=DEVICE).to(torch.bfloat16)
-    rows, out = DeviceRows(CudaStreams(DEVICE), 256, 8), torch.empty_like(query)
+    reader, out = reader_of(kind), torch.empty_like(query)
 
     def read() -> None:
-        triton_reader.attend(query, cache, rows, 0.125, out, count=8)
+        reader.attend(query, cache, 0.125, out, 0.0, 8)
 
     read()
     graph = torch.cuda.CUDAGraph()
@@ -49,15 +62,34 @@ def test_a_captured_strict_reader_reads_the_rows_of_each_step() -> None:
         read()
     for step in (ROWS, rows_of(([2, 95, 41], 3, 6)), rows_of(([7], 0, 1))):
         poisoned(cache, step.slots)
-        rows.fill(step)
-        out.fill_(float("nan"))
-        graph.replay()
+        reader.fill(*step)
+        found = []
+        for run in (graph.replay, read):
+            out.fill_(float("nan"))
+            run()
+            found.append(out.clone())
+        assert torch.equal(found[0].view(torch.int16), found[1].view(torch.int16))
         wanted = reference(query, cache, step, 0.125)
         for token in range(8):
             if token in wanted:
                 assert (out[token].double() - wanted[token]).abs().max() < 2e-2
             else:
                 assert out[token].isnan().all()
+
+
+@pytest.mark.parametrize("kind", ["triton", "flash"])
+def test_placement_and_company_do_not_show_in_a_single_bit(kind: str) -> None:
+    here, there = np.random.default_rng(3).permutation(96)[:70], np.random.default_rng(4).permutation(96)[:70]
+    first, second = (poisoned(make_paged(dim=64, layers=1)["layers.0"], slots) for slots in (here, there))
+    second[there // 16, :, there % 16] = first[here // 16, :, here % 16]
+    query = torch.randn(8, 4, 64, device=DEVICE).to(torch.bfloat16)
+    alone, beside = torch.empty_like(query), torch.empty_like(query)
+    steps = rows_of((here, 1, 3)), rows_of((there[:9], 0, 1), (there, 1, 3), (there[5:], 3, 8))
+    for step, cache, out in zip(steps, (first, second), (alone, beside), strict=True):
+        reader = reader_of(kind)
+        reader.fill(*step)
+        reader.attend(query, cache, 0.125, out, 0.0, reader.count)
+    assert torch.equal(alone[1:3], beside[1:3])
 
 
 def test_captured_queries_go_where_each_step_wants_them() -> None:
@@ -101,22 +133,3 @@ def test_rounds_of_copies_neither_wait_nor_allocate() -> None:
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     assert engine.counters().host_syncs == 0
     engine.close()
-
-
-def test_flash_attention_reads_pages_of_one_token() -> None:
-    pytest.importorskip("vllm")
-    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
-
-    from vtoken.engine.strict_flash import attend_pages, takes_single_tokens
-
-    version = get_flash_attn_version()
-    if not takes_single_tokens(version, torch.bfloat16):
-        pytest.skip(f"FlashAttention {version} takes no pages of one token")
-    cache, query = make_paged(dim=64)["layers.0"], torch.randn(8, 4, 64, device=DEVICE).to(torch.bfloat16)
-    poisoned(cache, ROWS.slots)
-    pages = DevicePages(CudaStreams(DEVICE), max_rows=3, max_length=7, max_tokens=8)
-    pages.fill(ROWS, check_paged(cache))
-    out = torch.full_like(query, float("nan"))
-    attend_pages(query, cache, pages, 0.125, out, 0.0, version=version)
-    for token, wanted in reference(query, cache, ROWS, 0.125).items():
-        assert (out[token].double() - wanted).abs().max() < 2e-2

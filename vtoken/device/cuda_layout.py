@@ -22,6 +22,7 @@ from itertools import pairwise
 import torch
 
 from vtoken.core.errors import UnsupportedError
+from vtoken.device.errors import BadSlots
 from vtoken.device.layout import SUPPORTED_DTYPES
 
 LAYOUTS = ("LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
@@ -65,18 +66,6 @@ class PagedGeometry:
         """Bytes of one token's keys and values in this layer."""
         return self.kv_heads * self.row * int(self.dtype.itemsize)
 
-    @property
-    def pages_per_block(self) -> int:
-        """Token strides in a block stride: with pages of one token, slot (b, o) is page b * pages_per_block + o.
-
-        S where blocks follow each other; more where other heads or layers lie between them.
-        """
-        return self.block_stride // self.token_stride
-
-    def pages(self, slots: torch.Tensor) -> torch.Tensor:
-        """Page numbers of slots, int64, same shape: see `pages_per_block`."""
-        return slots // self.block_size * self.pages_per_block + slots % self.block_size
-
 
 def check_paged(cache: torch.Tensor, name: str = "cache") -> PagedGeometry:
     """Geometry of one layer's cache tensor, or UnsupportedError with what was found and what is needed.
@@ -97,11 +86,11 @@ def check_paged(cache: torch.Tensor, name: str = "cache") -> PagedGeometry:
         )
     blocks, heads, size, row = cache.shape
     strides = cache.stride()
-    if strides[3] != 1 or not _apart(cache) or (strides[0] % strides[2] and blocks > 1):
+    if strides[3] != 1 or not _apart(cache):
         raise UnsupportedError(
             f"KV cache {name!r} has strides {strides} for shape {tuple(cache.shape)}; vToken moves rows of one piece "
-            "that lie apart from each other, at whole distances (vLLM's layouts LBNHC, LBHNC, LHBNC, BLHNC, BLNHC, "
-            "BHLNC). Unset VLLM_KV_CACHE_LAYOUT."
+            "that lie apart from each other (vLLM's layouts LBNHC, LBHNC, LHBNC, BLHNC, BLNHC, BHLNC). "
+            "Unset VLLM_KV_CACHE_LAYOUT."
         )
     head_stride = strides[1] if heads > 1 else row  # torch gives an only head any stride
     return PagedGeometry(blocks, heads, size, row, strides[0], head_stride, strides[2], cache.dtype)
@@ -111,6 +100,21 @@ def _apart(cache: torch.Tensor) -> bool:
     """Whether no two elements share memory: sorted by stride, each axis begins behind the end of the one before."""
     axes = sorted((stride, size) for stride, size in zip(cache.stride(), cache.shape, strict=True) if size > 1)
     return all(stride * size <= outer for (stride, size), (outer, _) in pairwise(axes)) and (not axes or axes[0][0] > 0)
+
+
+def check_queries(one: PagedGeometry, query: torch.Tensor, out: torch.Tensor) -> None:
+    """Make sure that these are queries for a cache, and room for what they find.
+
+    Raises:
+        BadSlots: they are not of one shape [tokens, heads, D] and of the cache's dtype, or heads are in pieces.
+    """
+    for name, tensor in (("query", query), ("out", out)):
+        fits = tensor.dim() == 3 and tensor.shape == query.shape and tensor.shape[2] == one.head_dim
+        if not fits or tensor.shape[1] % one.kv_heads or tensor.dtype != one.dtype:
+            raise BadSlots(f"{name} is {tensor.dtype} {tuple(tensor.shape)}; expected {one.dtype} "
+                           f"[tokens, n * {one.kv_heads} heads, {one.head_dim}].")  # fmt: skip
+        if tensor.stride()[1:] != (one.head_dim, 1) and len(tensor):
+            raise BadSlots(f"{name} has strides {tensor.stride()}; heads and elements must be contiguous.")
 
 
 def check_layers(caches: Mapping[str, torch.Tensor]) -> dict[str, PagedGeometry]:

@@ -1,87 +1,100 @@
 """Which slots the strict reader reads on a GPU: a step's rows in buffers that never move.
 
-    rows of the step (host)          tokens  [ 0 | 5 6 ]                  which token of the batch asks
-    row 0: token 0 of the batch      begin   [ 0 | 3 3 ]                  where its row begins in `slots`
-    row 1: tokens 5 and 6            visible [ 3 | 2 3 ]                  how many of them it sees: causal
-                                     slots   [ 32 35 17 | 80 81 64 ]      all live slots, row after row
+    batch: token 0 | tokens 1 to 4 | tokens 5 and 6        rows 0 and 2 are read, at places 1 and 3
 
-The device's buffers keep their addresses, so a captured graph replays with new contents; unused lines see nothing.
+    lists.table[1]   32 35 17          tokens  [ 0 | 5  6 ]      which token of the batch asks
+    lists.table[3]   80 81 64          begin   [ w | 3w 3w ]     where its row's list begins in the table, w wide
+                                       visible [ 3 | 2  3 ]      how many slots of it the token sees: causal
+
+A row's live slots stay on the device from step to step (cuda_lists). The buffers keep their addresses, so a captured
+graph replays with new contents; unused lines see nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from vtoken.core.plan import Ints
+from vtoken.device.cuda_lists import HeldLists
 from vtoken.device.cuda_staging import HostRing
 from vtoken.device.cuda_streams import Streams
 from vtoken.device.errors import BadSlots
 
-if TYPE_CHECKING:  # numba comes with it, which a GPU's readers do not need
-    from vtoken.device.strict_reader import StrictRows
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """A row of the batch that the strict reader serves.
+
+    Attributes:
+        index: in the batch.
+        place: the engine's number of the request, for as long as it runs.
+        slots: of its live tokens, distinct, in logical order, int64. The last ones are those of its query tokens.
+    """
+
+    index: int
+    place: int
+    slots: Ints
 
 
 class DeviceRows:
-    """Owner of the buffers.
+    """Owner of what a step's query tokens see.
 
     Attributes:
-        slots: int64 [max_slots].
+        lists: live slots by place; others may read them too.
         tokens, begin, visible: int64 [max_tokens]; lines behind `count` have visible 0.
-        count: tokens of the last `fill`.
-        longest: most slots of a row in it.
+        count: query tokens of the last `fill`.
     """
 
-    def __init__(self, streams: Streams, max_slots: int, max_tokens: int) -> None:
+    def __init__(self, streams: Streams, lists: HeldLists, max_tokens: int) -> None:
         """Allocates everything."""
-        self._sizes = (max_tokens, max_tokens, max_tokens, max_slots)
-        total = sum(self._sizes)
-        self._device = torch.zeros(total, dtype=torch.int64, device=streams.device)
-        self.tokens, self.begin, self.visible, self.slots = self._device.split(self._sizes)
-        self._hosts = HostRing(streams, total)
-        self.count = self.longest = 0
+        self.lists, self._max_tokens = lists, max_tokens
+        self._device = torch.zeros(3 * max_tokens, dtype=torch.int64, device=streams.device)
+        self.tokens, self.begin, self.visible = self._device.split(max_tokens)
+        self._hosts = HostRing(streams, 3 * max_tokens)
+        self.count = 0
 
     @property
     def waits(self) -> int:
         """Times that the host stood still for a buffer."""
-        return self._hosts.waits
+        return self._hosts.waits + self.lists.waits
 
-    def fill(self, rows: StrictRows) -> None:
-        """Enqueue the step's rows on the compute stream. Allocates nothing on the device.
+    def fill(self, rows: Sequence[LiveRow], starts: Ints) -> None:
+        """Enqueue the step's rows on the compute stream; row i of the batch has the tokens starts[i]:starts[i + 1].
 
         Raises:
-            BadSlots: more slots or tokens than there is room for; the buffers are as they were.
+            BadSlots: more slots or tokens than there is room for, or rows that cannot be; the buffers are as they were.
         """
-        lines = lines_of(rows)
-        if len(rows.slots) > self._sizes[3] or lines.shape[1] > self._sizes[0]:
-            raise BadSlots(
-                f"{len(rows.slots)} slots and {lines.shape[1]} query tokens for the strict reader, whose buffers hold "
-                f"{self._sizes[3]} and {self._sizes[0]}."
-            )
-        if not lines.shape[1] and not self.count:
+        lines = lines_of(rows, starts, self.lists.table.shape[1])
+        if lines.shape[1] > self._max_tokens:
+            raise BadSlots(f"{lines.shape[1]} query tokens for the strict reader, whose buffers hold "
+                           f"{self._max_tokens}.")  # fmt: skip
+        if not rows and not self.count:
             return  # nothing, after nothing
-        parts = [part.numpy() for part in self._hosts.next().split(self._sizes)]
+        self.lists.put([(row.place, row.slots) for row in rows])
+        parts = [part.numpy() for part in self._hosts.next().split(self._max_tokens)]
         parts[2].fill(0)
-        for part, line in zip(parts, (*lines, rows.slots), strict=True):
+        for part, line in zip(parts, lines, strict=True):
             part[: len(line)] = line
-        self._hosts.send(self._device, sum(self._sizes[:3]) + len(rows.slots))
+        self._hosts.send(self._device)
         self.count = lines.shape[1]
-        self.longest = int(np.diff(rows.row_ptr).max(initial=0))
 
 
-def lines_of(rows: StrictRows) -> Ints:
-    """Token, begin and visible of every query token, int64 [3, T].
+def lines_of(rows: Sequence[LiveRow], starts: Ints, width: int) -> Ints:
+    """Token, begin and visible of every query token of the rows, int64 [3, T]; see DeviceRows.
 
     Raises:
-        BadSlots: the arrays contradict each other.
+        BadSlots: a row without query tokens, or with more of them than slots.
     """
-    starts, ends = rows.query_ptr[:, 0].astype(np.int64), rows.query_ptr[:, 1].astype(np.int64)
-    begins, asked = rows.row_ptr[:-1].astype(np.int64), ends - starts
-    lengths = np.diff(rows.row_ptr).astype(np.int64)
-    if len(starts) != len(lengths) or (asked < 1).any() or (lengths < asked).any():
-        raise BadSlots(f"{len(lengths)} rows of {lengths.tolist()} slots can't have {asked.tolist()} query tokens.")
+    index = np.array([row.index for row in rows], np.int64)
+    first, asked = starts[index].astype(np.int64), np.diff(starts)[index].astype(np.int64)
+    begins = np.array([row.place * width for row in rows], np.int64)
+    lengths = np.array([len(row.slots) for row in rows], np.int64)
+    if (asked < 1).any() or (lengths < asked).any():
+        raise BadSlots(f"rows of {lengths.tolist()} slots can't have {asked.tolist()} query tokens.")
     row = np.repeat(np.arange(len(asked)), asked)
     within = np.arange(len(row)) - np.repeat(np.cumsum(asked) - asked, asked)
-    return np.stack([starts[row] + within, begins[row], (lengths - asked + 1)[row] + within])
+    return np.stack([first[row] + within, begins[row], (lengths - asked + 1)[row] + within])

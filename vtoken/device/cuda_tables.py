@@ -1,14 +1,14 @@
 """What attention reads on a GPU for rows that are not clean: physical blocks and lengths in buffers that never move.
 
-Every step starts from the engine's own tables, copied on the device; the lines of changed rows are then written over
+Every step starts from the engine's own tables, copied on the device; the lists of changed rows are then written over
 them, and their write slots into the engine's slot mapping, in place:
 
-    engine's block table [n, width]  --copy-->  blocks  [max_rows, max_blocks]   <-- lines of changed rows, from `held`
+    engine's block table [n, width]  --copy-->  blocks  [max_rows, max_blocks]   <-- lists of changed rows, from `held`
     engine's lengths     [n]         --copy-->  lengths [max_rows]               <-- physical tails
     engine's slot mapping [tokens]                                               <-- physical write slots
 
-`held` has a line for every request that the engine runs, and keeps it from step to step: only what is new in a row's
-blocks travels to the device, one number where a row has grown by a block, the rest of the line where it was rebuilt.
+`held` keeps the list of blocks of every request from step to step (cuda_lists): one number travels where a row has
+grown by a block, the rest of the list where it was rebuilt.
 
 `blocks` and `lengths` keep their addresses, so a captured graph replays with the step's contents. The engine's own
 lengths are not touched: others read them. Everything is enqueued; the host never waits for the device.
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from vtoken.core.plan import Ints
+from vtoken.device.cuda_lists import HeldLists
 from vtoken.device.cuda_staging import HostRing
 from vtoken.device.cuda_streams import Lane, Streams
 from vtoken.device.errors import BadSlots
@@ -55,25 +56,22 @@ class DeviceTables:
     Attributes:
         blocks: int32 [max_rows, max_blocks].
         lengths: int32 [max_rows].
-        sent: block numbers that travelled to the device.
+        held: the lists of blocks, by place.
     """
 
     def __init__(self, streams: Streams, max_rows: int, max_blocks: int, max_tokens: int) -> None:
         """Allocates everything."""
         self._streams, self._max_blocks, self._max_tokens = streams, max_blocks, max_tokens
-        self._room = 2 * max_rows * max_blocks + 3 * max_rows + 2 * max_tokens
         self.blocks = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=streams.device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=streams.device)
-        self._held, self._picked = torch.zeros_like(self.blocks), torch.zeros_like(self.blocks)
-        self._known = np.full((max_rows, max_blocks), -1, np.int64)  # what is in `held`, once it is written
-        self.sent = 0
-        self._numbers = torch.zeros(self._room, dtype=torch.int64, device=streams.device)
-        self._hosts = HostRing(streams, self._room)
+        self.held, self._picked = HeldLists(streams, max_rows, max_blocks), torch.zeros_like(self.blocks)
+        self._numbers = torch.zeros(3 * max_rows + 2 * max_tokens, dtype=torch.int64, device=streams.device)
+        self._hosts = HostRing(streams, len(self._numbers))
 
     @property
     def waits(self) -> int:
         """Times that the host stood still for a buffer."""
-        return self._hosts.waits
+        return self._hosts.waits + self.held.waits
 
     def refresh(
         self,
@@ -106,29 +104,20 @@ class DeviceTables:
         parts = self._parts(changed) if changed else []
         sizes = [len(part) for part in parts]
         if changed:
+            self.held.put([(row.place, row.blocks) for row in changed])
             np.concatenate(parts, out=self._hosts.next().numpy()[: sum(sizes)])
             self._hosts.send(self._numbers, sum(sizes))
         self._streams.run(Lane.COMPUTE, lambda: self._write(block_table, lengths, slot_mapping, sizes))
         return self.blocks[:count], self.lengths[:count]
 
-    def _parts(self, changed: Sequence[ChangedRow]) -> list[Ints]:
-        """Places in `held` and what is new there; rows, their lines in `held`, their lengths; tokens, their slots."""
-        news = [self._news(row) for row in changed]
+    @staticmethod
+    def _parts(changed: Sequence[ChangedRow]) -> list[Ints]:
+        """Rows, the places of their lists, their lengths; tokens, their slots."""
         tokens = [row.first_token + np.arange(len(row.write_slots)) for row in changed]
         return [
-            np.concatenate([places for places, _ in news]), np.concatenate([blocks for _, blocks in news]),
             *np.array([(row.index, row.place, row.length) for row in changed], np.int64).T,
             np.concatenate(tokens), np.concatenate([row.write_slots for row in changed]),
         ]  # fmt: skip
-
-    def _news(self, row: ChangedRow) -> tuple[Ints, Ints]:
-        """Flat places in `held`, and blocks, from the first that is not there already."""
-        known = self._known[row.place, : len(row.blocks)]
-        differs = np.flatnonzero(known != row.blocks)
-        first = int(differs[0]) if len(differs) else len(known)
-        known[first:] = row.blocks[first:]
-        self.sent += len(known) - first
-        return row.place * self._max_blocks + np.arange(first, len(known)), row.blocks[first:]
 
     def _write(
         self, block_table: torch.Tensor, lengths: torch.Tensor, slot_mapping: torch.Tensor, sizes: list[int]
@@ -138,8 +127,8 @@ class DeviceTables:
         self.lengths[:count].copy_(lengths)
         if not sizes:
             return
-        places, news, rows, lines, tails, tokens, slots = self._numbers[: sum(sizes)].split(sizes)
-        self._held.view(-1).index_copy_(0, places, news.to(torch.int32))
-        self.blocks.index_copy_(0, rows, torch.index_select(self._held, 0, lines, out=self._picked[: len(rows)]))
+        rows, places, tails, tokens, slots = self._numbers[: sum(sizes)].split(sizes)
+        picked = torch.index_select(self.held.table, 0, places, out=self._picked[: len(rows)])
+        self.blocks.index_copy_(0, rows, picked)
         self.lengths.index_copy_(0, rows, tails.to(torch.int32))
         slot_mapping.index_copy_(0, tokens, slots)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from vtoken.core.plan import Ints
 from vtoken.device.cuda_layout import LAYOUTS, bits_of, check_layers, keys_of, values_of
-from vtoken.device.cuda_rows import DeviceRows
+from vtoken.device.cuda_lists import HeldLists
+from vtoken.device.cuda_rows import DeviceRows, LiveRow
 from vtoken.device.gpu_report_bench import Bench, Line, make_caches
 from vtoken.device.triton_copy import LayerTable, move
 from vtoken.device.triton_mass import add_mass
@@ -19,14 +19,6 @@ from vtoken.device.triton_reader import attend
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 """Largest error of an output: its rounding, and that of the shares before the second product."""
 BLOCKS, SIZE = 6, 16
-
-
-class Rows(NamedTuple):
-    """As vtoken.device.strict_reader.StrictRows, without what that imports."""
-
-    slots: Ints
-    row_ptr: Ints
-    query_ptr: Ints
 
 
 def lines(bench: Bench) -> Iterator[Line]:
@@ -88,9 +80,8 @@ def _reader_error(bench: Bench, rng: np.random.Generator, layout: str, dtype: to
                   shape: tuple[int, int, int]) -> float:  # fmt: skip
     """A decoding row and a chunk of three tokens, with a token between them that nobody may write."""
     cache, slots, query = _case(bench, rng, layout, dtype, shape, live=83, queries=5)
-    rows = Rows(slots, np.array([0, 13, 83]), np.array([[0, 1], [2, 5]]))
-    buffers = DeviceRows(bench.streams, 83, 4)
-    buffers.fill(rows)  # type: ignore[arg-type]  # the same three fields
+    buffers = DeviceRows(bench.streams, HeldLists(bench.streams, 2, 83), 4)
+    buffers.fill([LiveRow(0, 1, slots[:13]), LiveRow(2, 0, slots[13:])], np.array([0, 1, 2, 5]))
     out = torch.full_like(query, float("nan"))
     attend(query, cache, buffers, 0.2, out)
     if not out[1].isnan().all():

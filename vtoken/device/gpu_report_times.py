@@ -11,10 +11,10 @@ import torch
 from vtoken.core.capacity import PRESETS
 from vtoken.device.copy_engine import Slots
 from vtoken.device.cuda_copy import CudaCopyEngine
+from vtoken.device.cuda_lists import HeldLists
 from vtoken.device.cuda_mass import CudaMass, MassAnswer
-from vtoken.device.cuda_rows import DeviceRows
+from vtoken.device.cuda_rows import DeviceRows, LiveRow
 from vtoken.device.gpu_report_bench import Bench, Line, make_caches
-from vtoken.device.gpu_report_checks import Rows
 from vtoken.device.triton_reader import attend
 
 ROUND = 8
@@ -162,19 +162,19 @@ def _reader(bench: Bench, cache: torch.Tensor) -> Iterator[Line]:
     sizes, rng = bench.sizes, np.random.default_rng(5)
     query = torch.randn(sizes.requests, sizes.heads, sizes.dim, device=bench.device).to(cache.dtype)
     out = torch.empty_like(query)
-    buffers = DeviceRows(bench.streams, sizes.requests * sizes.length, sizes.requests)
+    lists = HeldLists(bench.streams, sizes.requests, sizes.length)
+    buffers = DeviceRows(bench.streams, lists, sizes.requests)
 
-    def timed(slots: Slots) -> float | None:
-        ends = np.arange(sizes.requests + 1) * sizes.length
-        asked = np.arange(sizes.requests)
-        buffers.fill(Rows(slots, ends, np.stack([asked, asked + 1], 1)))  # type: ignore[arg-type]
+    def timed(slots: list[Slots]) -> float | None:
+        rows = [LiveRow(place, place, one) for place, one in enumerate(slots)]
+        buffers.fill(rows, np.arange(sizes.requests + 1))
         return bench.seconds(lambda: attend(query, cache, buffers, sizes.dim**-0.5, out))
 
     slots_there, needed = sizes.blocks * sizes.block, sizes.requests * sizes.length
-    scattered = timed(np.concatenate([rng.permutation(slots_there)[: sizes.length] for _ in range(sizes.requests)]))
+    scattered = timed([rng.permutation(slots_there)[: sizes.length] for _ in range(sizes.requests)])
     blocks = [rng.permutation(sizes.blocks)[: -(-sizes.length // sizes.block)] for _ in range(sizes.requests)]
     within = np.arange(sizes.block)
-    packed = timed(np.concatenate([(one[:, None] * sizes.block + within).ravel()[: sizes.length] for one in blocks]))
+    packed = timed([(one[:, None] * sizes.block + within).ravel()[: sizes.length] for one in blocks])
     shape = (sizes.requests, sizes.kv_heads, sizes.length, sizes.dim)
     keys, values = (torch.randn(shape, device=bench.device).to(cache.dtype) for _ in range(2))
     asked = query.view(sizes.requests, sizes.heads, 1, sizes.dim)

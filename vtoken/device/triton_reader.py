@@ -4,7 +4,7 @@
 
 The order of the sums depends on the logical order alone, so equal K/V gives equal bits wherever the live tokens lie,
 whatever other rows are in the launch. It serves where FlashAttention has no pages of one token (vtoken.engine.
-strict_flash): one program per token and KV head, no splitting of long rows, so it is not the fast path.
+strict_readers): one program per token and KV head, no splitting of long rows, so it is not the fast path.
 """
 
 # ruff: noqa: ANN001, ANN202  # kernels: triton infers the types
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import torch
 
-from vtoken.device.cuda_layout import check_paged
+from vtoken.device.cuda_layout import check_paged, check_queries
 from vtoken.device.cuda_rows import DeviceRows
-from vtoken.device.errors import BadSlots
 from vtoken.device.triton_lang import interpreted, jit, next_power_of_2, require_triton, tl
 
 TILE = 64
@@ -43,13 +42,7 @@ def attend(
     """
     one = check_paged(cache)
     require_triton(cache.device)
-    for name, tensor in (("query", query), ("out", out)):
-        fits = tensor.dim() == 3 and tensor.shape == query.shape and tensor.shape[2] == one.head_dim
-        if not fits or tensor.shape[1] % one.kv_heads or tensor.dtype != cache.dtype:
-            raise BadSlots(f"{name} is {tensor.dtype} {tuple(tensor.shape)}; expected {cache.dtype} "
-                           f"[tokens, n * {one.kv_heads} heads, {one.head_dim}].")  # fmt: skip
-        if tensor.stride()[1:] != (one.head_dim, 1) and len(tensor):
-            raise BadSlots(f"{name} has strides {tensor.stride()}; heads and elements must be contiguous.")
+    check_queries(one, query, out)
     lines = rows.count if count is None else count
     if not lines:
         return
@@ -57,7 +50,7 @@ def attend(
     # The interpreter would multiply the bits of bfloat16; compiled, both dots run on tensor cores.
     compute = tl.float32 if interpreted() else getattr(tl, _COMPUTE[cache.dtype])
     _attend[lines, one.kv_heads](
-        query, cache, out, rows.slots, rows.tokens, rows.begin, rows.visible, scale, soft_cap, query.stride(0),
+        query, cache, out, rows.lists.table, rows.tokens, rows.begin, rows.visible, scale, soft_cap, query.stride(0),
         out.stride(0), one.block_stride, one.head_stride, one.token_stride, one.block_size, group, one.head_dim,
         max(next_power_of_2(group), 16), max(next_power_of_2(one.head_dim), 16), TILE, soft_cap > 0, compute,
     )  # fmt: skip
@@ -100,7 +93,7 @@ def _attend(  # type: ignore[no-untyped-def]
     for first in range(0, visible, tile):
         place = first + tl.arange(0, tile)
         seen = place < visible
-        slot = tl.load(slots + begin + place, mask=seen, other=0)
+        slot = tl.load(slots + begin + place, mask=seen, other=0).to(tl.int64)
         start = slot // block_size * block_stride + head * head_stride + slot % block_size * token_stride
         elements, there = start[:, None] + column, seen[:, None] & (column < dim)
         keys = tl.load(cache + elements, mask=there, other=0.0).to(compute)

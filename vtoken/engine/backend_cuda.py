@@ -1,8 +1,8 @@
 """What our attention backends on CUDA have in common: vLLM's kernel over our tables. Not yet run on a GPU by us.
 
 vLLM's own kernel serves clean and dense rows, from block tables and lengths in buffers that keep their addresses, so
-full CUDA graphs stay. Holey rows, or every row under `reader: strict`, are read again afterwards by the strict reader,
-which overwrites what vLLM's kernel made of them: it saw their new tokens only.
+full CUDA graphs stay. Holey rows, or every row under `reader: strict`, are read again afterwards by the strict reader
+(strict_readers), which overwrites what vLLM's kernel made of them: it saw their new tokens only.
 
 Each backend mixes these parts into vLLM's classes: backend_flash, and backend_triton where FlashAttention does not go.
 """
@@ -18,15 +18,14 @@ from vllm.v1.worker.block_table import get_block_table_width
 
 from vtoken.core.config import Reader
 from vtoken.core.errors import UnsupportedError
-from vtoken.core.plan import NONE
 from vtoken.core.rows import Row
 from vtoken.core.table import RowState
-from vtoken.device import triton_reader
-from vtoken.device.cuda_rows import DeviceRows
-from vtoken.device.cuda_streams import CudaStreams
+from vtoken.device.cuda_lists import HeldLists
+from vtoken.device.cuda_rows import LiveRow
+from vtoken.device.cuda_streams import CudaStreams, Streams
 from vtoken.device.cuda_tables import ChangedRow, DeviceTables
-from vtoken.device.strict_reader import StrictRows
 from vtoken.engine import session
+from vtoken.engine.strict_readers import StrictReader, choose_reader
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -34,11 +33,8 @@ if TYPE_CHECKING:
     from vtoken.device.cuda_scorer import CudaScorer
     from vtoken.engine.batch_order import BatchOrder
 
-MOST_SLOTS = 1 << 24
-"""Room for the strict reader's slots, if the longest possible batch needs more: 128 MiB."""
-
-NOTHING = StrictRows(NONE, np.zeros(1, np.int64), np.empty((0, 2), np.int64))
-"""No row for the strict reader: written all the same, for a captured graph replays its launch."""
+MOST_SLOTS = 1 << 28
+"""Room for lists of live slots, all requests at their longest: 1 GiB, and as much for FlashAttention's page tables."""
 
 
 @dataclass
@@ -46,13 +42,13 @@ class StrictPart:
     """Comes before vLLM's metadata class in the bases of ours.
 
     Attributes:
-        strict: rows that the strict reader serves.
-        lines: query tokens to launch it for: those of the step, or all of a graph's.
+        strict: the strict reader, with the rows that it serves.
+        asked: query tokens to launch it for: those of the step, or all of a graph's.
         observed: whether queries are kept for the scorer; in a graph where they may be.
     """
 
-    strict: DeviceRows | None = None
-    lines: int = 0
+    strict: StrictReader | None = None
+    asked: int = 0
     observed: bool = False
 
 
@@ -82,7 +78,16 @@ class TablesBuilder:
         )  # fmt: skip  # as wide as the runner's own
         streams = CudaStreams(device)
         self.tables = DeviceTables(streams, most, width, tokens)
-        self.strict = DeviceRows(streams, min(most * length, MOST_SLOTS), tokens)
+        model, cache = vllm_config.model_config, vllm_config.cache_config
+        self.strict = choose_reader(
+            streams, _lists(streams, most, length), most, tokens, kv_cache_spec,
+            model.get_num_attention_heads(vllm_config.parallel_config), self.flash_version(kv_cache_spec),
+            cache.kv_cache_layout,
+        )  # fmt: skip
+
+    def flash_version(self, kv_cache_spec: Any) -> int | None:
+        """Of the FlashAttention that serves these layers, if it does."""
+        return None
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -95,32 +100,55 @@ class TablesBuilder:
         starts = common.query_start_loc_cpu.numpy()
         everything = substrate.config.reader is Reader.STRICT
         strict = [i for i, row in enumerate(rows) if everything or row.table.state is RowState.HOLEY]
-        self.strict.fill(StrictRows.of(rows, starts, strict) if strict else NOTHING)
+        places = _places(rows, common.req_idx)
+        # Nothing too is written: a captured graph replays its launch.
+        self.strict.fill([LiveRow(i, places[i], rows[i].table.live_slots()) for i in strict], starts)
         blocks, lengths = self.tables.refresh(
             common.block_table_tensor, common.seq_lens, common.slot_mapping,
-            _changed(rows, starts, set(strict), common.req_idx),
+            _changed(rows, starts, set(strict), places),
         )  # fmt: skip
         substrate.backend_waits = self.tables.waits + self.strict.waits
         ours = common.replace(block_table_tensor=blocks, seq_lens=lengths)
-        # A batch of nobody is a warm-up: one line that sees nothing, so that no graph is captured around a compilation.
-        lines = self.strict.count if rows else 1
+        # A batch of nobody is a warm-up: one token that sees nothing, so that no graph is captured around a compiler.
+        asked = self.strict.count if rows else 1
         observed = _scorer().plan(rows, starts, common.num_actual_tokens)
         built = super().build(common_prefix_len, ours, fast_build)  # type: ignore[misc]  # vLLM's, the next base
         values = {f.name: getattr(built, f.name) for f in fields(built)}
-        return self.extended(**values, strict=self.strict, lines=lines, observed=observed)
+        return self.extended(**values, strict=self.strict, asked=asked, observed=observed)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Any:
         """As in vLLM; the captured strict reader is launched for every token of the graph, and so are queries kept."""
         built = super().build_for_cudagraph_capture(common_attn_metadata)  # type: ignore[misc]  # vLLM's, the next base
-        built.lines, built.observed = common_attn_metadata.num_actual_tokens, _scorer().active
+        built.asked, built.observed = common_attn_metadata.num_actual_tokens, _scorer().active
         return built
+
+
+def _lists(streams: Streams, requests: int, length: int) -> HeldLists:
+    """Room for the live slots of all requests at their longest, so that no step finds none.
+
+    Raises:
+        UnsupportedError: that would be more than MOST_SLOTS.
+    """
+    if requests * length > MOST_SLOTS:
+        raise UnsupportedError(
+            f"vToken keeps a list of live slots for every request on the GPU, and max_num_seqs = {requests} of "
+            f"max_model_len = {length} would take {requests * length} numbers, more than {MOST_SLOTS}. "
+            f"Set max_num_seqs={MOST_SLOTS // length}, or a smaller max_model_len."
+        )
+    return HeldLists(streams, requests, length)
+
+
+def _places(rows: list[Row], places: np.ndarray | None) -> list[int]:
+    """The runner's numbers of the batch's requests."""
+    assert places is not None or not rows, "rows have been named by these"
+    return [] if places is None else places.tolist()
 
 
 def _scorer() -> CudaScorer:
     return cast("CudaScorer", session.current().scorer)  # the GPU worker's
 
 
-def _changed(rows: list[Row], starts: np.ndarray, strict: set[int], places: np.ndarray | None) -> list[ChangedRow]:
+def _changed(rows: list[Row], starts: np.ndarray, strict: set[int], places: list[int]) -> list[ChangedRow]:
     """Rows that are not clean. One that the strict reader serves passes vLLM's kernel with its new tokens only:
     cheap, in bounds, and overwritten afterwards.
     """
@@ -131,8 +159,7 @@ def _changed(rows: list[Row], starts: np.ndarray, strict: set[int], places: np.n
         first, tokens = int(starts[i]), int(starts[i + 1] - starts[i])
         assert row.write_slots is not None, "the step has placed this row's tokens"
         length = tokens if i in strict else row.table.tail
-        assert places is not None, "rows have been named by these"
-        found.append(ChangedRow(i, int(places[i]), row.table.blocks, length, first, row.write_slots))
+        found.append(ChangedRow(i, places[i], row.table.blocks, length, first, row.write_slots))
     return found
 
 
@@ -154,10 +181,9 @@ class StrictImpl:
         )
         if not isinstance(attn_metadata, StrictPart):
             return result
-        if attn_metadata.lines:
+        if attn_metadata.asked:
             assert attn_metadata.strict is not None
-            triton_reader.attend(query, kv_cache, attn_metadata.strict, self.scale, output, self.logits_soft_cap,
-                                 attn_metadata.lines)  # fmt: skip
+            attn_metadata.strict.attend(query, kv_cache, self.scale, output, self.logits_soft_cap, attn_metadata.asked)
         if attn_metadata.observed and (scorer := _scorer()).observes(layer.layer_name):
             tokens: int = attn_metadata.num_actual_tokens  # type: ignore[attr-defined]  # vLLM's, the next base
             scorer.observe(layer.layer_name, query, self.scale, tokens)

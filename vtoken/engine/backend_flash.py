@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
@@ -25,6 +26,10 @@ class VTokenFlashBuilder(TablesBuilder, FlashAttentionMetadataBuilder):
     """vLLM's builder over our tables."""
 
     extended = VTokenFlashMetadata
+
+    def flash_version(self, kv_cache_spec: Any) -> int | None:
+        version: int | None = get_flash_attn_version(head_size=kv_cache_spec.head_size)
+        return version
 
 
 class VTokenFlashImpl(StrictImpl, FlashAttentionImpl):
