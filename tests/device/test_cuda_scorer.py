@@ -34,6 +34,7 @@ class CudaBench(Bench):
         self.scorer.bind(self.caches)
 
     def step(self, counts: dict[str, int]) -> None:
+        self.scorer.flush()  # as after all decisions of a step
         starts = np.cumsum([0, *counts.values()])
         for name, count in counts.items():
             table = self.rows[name].table
@@ -133,12 +134,35 @@ def test_nobody_waits_for_a_device_that_is_as_far_behind_as_the_engine_allows(to
     assert ("host blocks" in streams.log, bench.scorer.waits > 0) == (stands_still, stands_still)
 
 
-def test_requests_that_end_give_their_room_back_even_while_they_are_asked_about() -> None:
+@pytest.mark.parametrize("flushed", [True, False])
+def test_what_was_asked_is_of_its_moment_once_it_is_flushed(flushed: bool) -> None:
+    """Tokens move and the next queries take the rings' places; the two requests share a launch."""
+    bench = CudaBench()
+    rows = [bench.add("a"), bench.add("b")]
+    for _ in range(3):
+        bench.step({"a": 1, "b": 1})
+    before = bench.scorer._mass.launches
+    for row in rows:
+        bench.scorer.ask(row.request_id, row.table)
+    if flushed:
+        bench.scorer.flush()
+    for tensor in (*bench.caches.values(), *bench.scorer._queries.values()):
+        tensor.zero_()
+    wanted = {name: bench.expected(name, [np.arange(q + 1) for q in range(3)]) for name in ("a", "b")}
+    right = [bool(np.allclose(masses(bench, name), mass, atol=1e-4)) for name, mass in wanted.items()]
+    assert right == [flushed] * 2
+    assert bench.scorer._mass.launches == before + 1
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_requests_that_end_give_their_room_back_even_while_they_are_asked_about(flushed: bool) -> None:
     bench = CudaBench()
     for life in range(6):  # more than there are answers
         row = bench.add(f"{life}")
         bench.step({f"{life}": 1})
         bench.scorer.ask(f"{life}", row.table)
+        if flushed:
+            bench.scorer.flush()
         bench.scorer.forget(f"{life}")
         bench.free = list(range(80))
     last = bench.add("last")

@@ -82,7 +82,7 @@ def test_the_reader_fits_and_uses_tensor_cores(kind, dim, capped, ones):
 
 
 SCORER = {
-    **dict.fromkeys(("query_ids", "slots", "ids"), "*i64"), **dict.fromkeys(("sums", "mass", "last"), "*fp32"),
+    "numbers": "*i64", **dict.fromkeys(("sums", "answers"), "*fp32"),
     **dict.fromkeys(("query", "cache"), "*bf16"), **dict.fromkeys(("scale", "weight"), "fp32"),
 }  # fmt: skip
 
@@ -98,6 +98,6 @@ def test_the_scorer_fits_and_uses_tensor_cores(kernel, ones):
     types = {name: SCORER.get(name, "i32") for name in function.arg_names}
     constants = {name: value for name, value in ones.items() if name in types}
     ptx, shared = compiled(function, types, **constants, dim_tile=128, rows=triton_mass.ROWS, tile=triton_mass.KEYS,
-                           compute=triton_lang.tl.bfloat16)  # fmt: skip
+                           aligned=triton_mass.ALIGNED, compute=triton_lang.tl.bfloat16)  # fmt: skip
     assert shared <= SHARED_BYTES
     assert re.search(r"(?:w?g?mma)\S*\.(?:m16n8k16|m64n)", ptx), "no tensor cores"

@@ -13,7 +13,7 @@ from vtoken.device.cuda_mass import CudaMass
 from vtoken.device.cuda_streams import CudaStreams
 from vtoken.device.errors import BadSlots
 from vtoken.device.event_model import SimulatedStreams, compute_first
-from vtoken.device.triton_mass import KEYS, ROWS, add_mass
+from vtoken.device.triton_mass import KEYS, ROWS, Questions, add_mass, padded, question_size, write_question
 
 pytestmark = needs_kernels
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5}
@@ -21,12 +21,23 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5}
 
 
 def scored(cache, slots, ids, query, query_ids, weight=1.0, start=0.0):
-    count = len(slots)
-    mass, last = (torch.full((count,), start, device=DEVICE) for _ in range(2))
-    sums = torch.full((query.shape[0] * query.shape[1],), float("nan"), device=DEVICE)
-    numbers = [torch.from_numpy(np.asarray(one, np.int64)).to(DEVICE) for one in (query_ids, slots, ids)]
-    add_mass(query, numbers[0], cache, *numbers[1:], 0.3, weight, sums, mass, last)
-    return mass.cpu().double(), last.cpu().double()
+    ((mass, last),) = together(cache, query, [(0, query_ids, slots, ids)], weight, start)
+    return mass, last
+
+
+def together(cache, query, asked, weight=1.0, start=0.0):
+    """Mass and that of the last query of each question, (first query, query ids, slots, ids), by one launch."""
+    queries, keys = (max(len(one[part]) for one in asked) for part in (1, 2))
+    stride = question_size(queries, keys) + 32  # more than any needs
+    numbers = np.full((len(asked), stride), -(2**62), np.int64)
+    for line, one in zip(numbers, asked, strict=True):
+        write_question(line, *one)
+    questions = Questions(torch.from_numpy(numbers.ravel()).to(DEVICE), stride, len(asked), queries, keys)
+    sums = torch.full((len(asked) * queries * query.shape[1],), float("nan"), device=DEVICE)
+    answers = torch.full((len(asked), questions.answer), start, device=DEVICE)
+    add_mass(query, cache, questions, 0.3, weight, sums, answers)
+    found = zip(answers.cpu().double(), (len(one[2]) for one in asked), strict=True)
+    return [(line[:count], line[padded(count) :][:count]) for line, count in found]
 
 
 def wanted(cache, slots, ids, query, query_ids):
@@ -97,6 +108,25 @@ def test_placement_does_not_show_in_a_single_bit():
         assert torch.equal(here, there)
 
 
+def test_questions_of_one_launch_are_answered_bit_for_bit_as_one_by_one():
+    """Of different sizes, whose queries lie anywhere among all that are kept."""
+    rng = np.random.default_rng(5)
+    cache, slots, _, _, _ = case(keys=96)
+    query = torch.randn(60, 4, 16, device=DEVICE)
+    asked = []
+    for first, queries, keys in ((50, 1, 1), (7, 3, KEYS), (0, ROWS // 2 + 1, KEYS + 1), (20, 20, 31)):
+        ids = np.sort(rng.permutation(500)[:keys])
+        asked.append((first, np.sort(rng.choice(ids, queries)), rng.permutation(slots)[:keys], ids))
+    found = together(cache, query, asked)
+    for one, answer in zip(asked, found, strict=True):
+        ((mass, last),) = together(cache, query, [one])
+        assert torch.equal(answer[0], mass)
+        assert torch.equal(answer[1], last)
+        first, query_ids = one[:2]
+        truth = wanted(cache, *one[2:], query[first : first + len(query_ids)], query_ids)
+        assert (mass - truth.mass).abs().max() < 1e-4
+
+
 def test_shapes_that_do_not_fit_are_refused():
     cache, slots, ids, query, query_ids = case()
     for wrong in (query[:, :3], query[..., :8], query.half()):
@@ -111,8 +141,8 @@ def test_answers_come_when_the_device_has_them_and_nobody_waits():
     )
     scorer = CudaMass(streams, max_keys=96, max_rows=64, answers=2)
     first, second = case(seed=1), case(seed=2, keys=70)
-    asked = [scorer.ask({"layer": (one[3], one[0])}, one[4], one[1], one[2], 0.3) for one in (first, second)]
-    assert scorer.ask({}, first[4], first[1], first[2], 0.3) is None, "a third answer while two are under way"
+    asked = [ask(scorer, one) for one in (first, second)]
+    assert scorer.ask(0, first[4], first[1], first[2]) is None, "a third answer while two are under way"
     if simulated:
         assert not any(answer.ready for answer in asked)
         streams.decide = compute_first
@@ -121,6 +151,31 @@ def test_answers_come_when_the_device_has_them_and_nobody_waits():
         truth = wanted(*numbers)
         assert np.abs(mass - truth.mass.numpy()).max() < 1e-4
         assert np.abs(last - truth.last.numpy()).max() < 1e-4
-    assert scorer.ask({"layer": (first[3], first[0])}, first[4], first[1], first[2], 0.3) is not None
+    assert ask(scorer, first) is not None
     with pytest.raises(BadSlots, match="70 keys"):
-        CudaMass(streams, max_keys=64, max_rows=64).ask({}, second[4], second[1], second[2], 0.3)
+        CudaMass(streams, max_keys=64, max_rows=64).ask(0, second[4], second[1], second[2])
+    with pytest.raises(BadSlots, match="5 queries of 4 heads"):
+        ask(CudaMass(streams, max_keys=64, max_rows=4, max_queries=5), first)
+
+
+def ask(scorer, one):
+    """The answer to a case, flushed at once."""
+    answer = scorer.ask(0, one[4], one[1], one[2])
+    scorer.flush({"layer": (one[3], one[0])}, 0.3)
+    return answer
+
+
+def test_as_many_questions_share_a_launch_as_there_is_room_for_and_all_are_answered():
+    streams = SimulatedStreams(compute_first) if DEVICE.type == "cpu" else CudaStreams(DEVICE)
+    scorer = CudaMass(streams, max_keys=40, max_rows=20, answers=16)
+    numbers = case()
+    answers = [scorer.ask(0, numbers[4], numbers[1], numbers[2]) for _ in range(9)]
+    dropped = answers.pop(3)
+    dropped.drop()
+    scorer.flush({"layer": (numbers[3], numbers[0])}, 0.3)
+    scorer.flush({}, 0.3)
+    assert scorer.launches == 2, "8 of the longest, 4 at once"
+    found = [answer.take() for answer in answers]
+    assert all((mass == found[0][0]).all() and (last == found[0][1]).all() for mass, last in found)
+    assert np.abs(found[0][0] - wanted(*numbers).mass.numpy()).max() < 1e-4
+    assert len(scorer.free) == 16

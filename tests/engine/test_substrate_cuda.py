@@ -23,6 +23,19 @@ def test_every_forward_reads_its_tokens_in_any_order_of_the_device(seed: int, re
     bench.substrate.shard.check_invariants()
 
 
+def test_what_decisions_have_asked_for_is_enqueued_before_tokens_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, happened = Bench(1, Relocation.EAGER), []
+
+    def noting(owner: object, name: str) -> None:
+        work = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given: (happened.append(name), work(*given))[1])
+
+    noting(bench.substrate.shard, "decide"), noting(bench.substrate.scorer, "flush"), noting(bench.copies, "copy")
+    live_through(bench)
+    assert "copy" in happened
+    assert {happened[i - 1] for i, name in enumerate(happened) if name == "copy"} == {"flush"}
+
+
 class NeverWaits(CudaCopyEngine):
     """Urgent commits, without the wait on the device."""
 

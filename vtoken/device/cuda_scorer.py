@@ -4,6 +4,7 @@
     observe(layer, query)     in each chosen layer's attention, captured with it: the queries go there
     after_forward()           chunks of prompts are asked for: their keys are in the cache now
     ask, ready, drain         a ring that is full, or whose request decides, is asked for; taken some steps later
+    flush()                   what was asked is enqueued, in one launch, before any of it may change
 
     queries of a layer    [ ring 0 | ring 1 | ... | chunks: one place per token of a step | one for queries of nobody ]
 
@@ -164,13 +165,11 @@ class CudaScorer:
     def _compile(self) -> None:
         """Ask about slot 0, so that no step waits for the compiler."""
         one = np.zeros(1, np.int64)
-        answer = self._mass.ask(self._of_layers(0, 1), one, one, one, 1.0)
+        answer = self._mass.ask(0, one, one, one)
         assert answer is not None
+        self.flush()
         answer.take()
         self._mass.waits = 0
-
-    def _of_layers(self, first: int, count: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        return {name: (self._queries[name][first : first + count], cache) for name, cache in self._caches.items()}
 
     # ---- on the step path ------------------------------------------------------------------------
 
@@ -219,12 +218,18 @@ class CudaScorer:
                     ids = np.arange(first, end) + (chunk.total - (chunk.end - chunk.first))
                     self._enqueue(chunk.ring, self._chunk_place + chunk.first + first, ids, chunk.slots, chunk.ids,
                                   chunk.total, ends_a_chunk=first == cut)  # fmt: skip
+        self.flush()
+
+    def flush(self) -> None:
+        """Enqueue what was asked: keys may move afterwards, and the next step's queries take the rings' places."""
+        if self.active:
+            layers = {name: (self._queries[name], cache) for name, cache in self._caches.items()}
+            self._mass.flush(layers, self._scale)
 
     def _enqueue(
         self, ring: _Ring, place: int, query_ids: Ints, slots: Ints, ids: Ints, total: int, *, ends_a_chunk: bool = True
     ) -> None:
-        layers = self._of_layers(place, len(query_ids))
-        while (answer := self._mass.ask(layers, query_ids, slots, ids, self._scale)) is None:
+        while (answer := self._mass.ask(place, query_ids, slots, ids)) is None:
             self._make_room()
         window = _Window(answer, ids, len(query_ids), int(query_ids[-1]) + 1, ends_a_chunk, total)
         ring.windows.append(window)
@@ -238,6 +243,7 @@ class CudaScorer:
             self._mass.await_dropped()
 
     def _settled(self, window: _Window) -> Observation:
+        self.flush()
         self._under_way = [one for one in self._under_way if one is not window]
         return window.settle()
 

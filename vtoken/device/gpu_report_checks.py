@@ -13,7 +13,7 @@ from vtoken.device.cuda_lists import HeldLists
 from vtoken.device.cuda_rows import DeviceRows, LiveRow
 from vtoken.device.gpu_report_bench import Bench, Line, make_caches
 from vtoken.device.triton_copy import LayerTable, move
-from vtoken.device.triton_mass import add_mass
+from vtoken.device.triton_mass import Questions, add_mass, padded, question_size, write_question
 from vtoken.device.triton_reader import attend
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
@@ -100,10 +100,13 @@ def _mass_error(bench: Bench, rng: np.random.Generator, layout: str, dtype: torc
                 shape: tuple[int, int, int]) -> float:  # fmt: skip
     cache, slots, query = _case(bench, rng, layout, dtype, shape, live=67, queries=5)
     ids, query_ids = np.arange(67), np.arange(62, 67)
+    numbers = np.empty(question_size(5, 67), np.int64)
+    write_question(numbers, 0, query_ids, slots, ids)
+    questions = Questions(torch.from_numpy(numbers).to(bench.device), len(numbers), 1, 5, 67)
     sums = torch.empty(query.shape[0] * query.shape[1], device=bench.device)
-    mass, last = torch.zeros(67, device=bench.device), torch.zeros(67, device=bench.device)
-    numbers = [torch.from_numpy(one).to(bench.device) for one in (query_ids, slots, ids)]
-    add_mass(query, numbers[0], cache, numbers[1], numbers[2], 0.2, 1.0, sums, mass, last)
+    answer = torch.zeros(questions.answer, device=bench.device)
+    add_mass(query, cache, questions, 0.2, 1.0, sums, answer)
+    mass, last = (answer[first : first + 67] for first in (0, padded(67)))
     logits = _logits(query, _live(cache, slots)[0], 0.2)
     hidden = torch.from_numpy(ids)[None, :] > torch.from_numpy(query_ids)[:, None]
     share = logits.masked_fill(hidden, -torch.inf).softmax(-1).mean(0)

@@ -205,8 +205,9 @@ def _scorer(bench: Bench, caches: dict[str, torch.Tensor], bandwidth: float | No
     def ask() -> None:
         if len(answers) > 4:  # as decisions do: what was asked some steps ago
             answers.pop(0).take()
-        answer = scorer.ask(chosen, query_ids, slots, ids, sizes.dim**-0.5)
+        answer = scorer.ask(0, query_ids, slots, ids)
         assert answer is not None
+        scorer.flush(chosen, sizes.dim**-0.5)
         answers.append(answer)
 
     seconds = bench.seconds(ask)

@@ -100,6 +100,10 @@ class Scorer(ScoreSource, Protocol):
         """The step's queries and keys are there, or enqueued."""
         ...
 
+    def flush(self) -> None:
+        """What has been asked for may change now: tokens move, and a step begins."""
+        ...
+
 
 class AttentionScorer:
     """Owner of the query rings of one worker; implements vtoken.core.scores.ScoreSource.
@@ -177,6 +181,9 @@ class AttentionScorer:
 
     def after_forward(self) -> None:
         """Everything has been looked at during the forward."""
+
+    def flush(self) -> None:
+        """Everything that was asked has been answered."""
 
     def _grown(self, layer: str, query: torch.Tensor) -> torch.Tensor:
         """The layer's rings; more of them if requests have been given indices behind its end."""

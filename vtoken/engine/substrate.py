@@ -179,6 +179,7 @@ class Substrate:
     def _decide(self, decide: Callable[[], list[tuple[Row, Plan]]]) -> list[tuple[Row, Plan]]:
         failures = self.shard.counters.policy_failures_total
         plans = decide()
+        self.scorer.flush()
         if self.shard.counters.policy_failures_total > failures:
             logger.error("a policy failed and is not asked again for its request: %s",
                          self.shard.decisions.last_policy_failure)  # fmt: skip
