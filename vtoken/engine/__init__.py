@@ -4,7 +4,8 @@ plugin         entry point `vllm.general_plugins`; registers names, changes noth
 args           engine arguments that switch vToken on
 capabilities   what is supported; refuses the rest at start-up, by name; release: which vLLM
 spec, block_manager, connector, scheduler_side    engine core process
-worker, substrate, backend_cpu, session           worker process; worker_gpu, backend_{cuda,flash,triton} on a GPU
+worker, substrate, backend_cpu, session           worker process; on a GPU worker_gpu, strict_readers,
+                                                  backend_{cuda,flash,triton}
 stats          worker + scheduler -> Snapshot in the API process
 service        vLLM's own OpenAI layer over AsyncLLM, for vtoken.serving
 """
