@@ -11,9 +11,9 @@ import torch
 
 from vtoken.bench import idle, rows, speed
 from vtoken.bench.native import Case
-from vtoken.bench.pairs import Ratio
 from vtoken.bench.stepper import Cost, prompts
 from vtoken.bench.twins import Pair
+from vtoken.results.ratio import Ratio
 
 
 def cost(cpu_s: float, *, tokens: int = 100, substrate_s: float = 0.0) -> Cost:

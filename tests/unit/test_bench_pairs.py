@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from vtoken.bench.pairs import alternate, compare_calls, ratio
+from vtoken.bench.pairs import alternate, compare_calls
+from vtoken.results.ratio import ratio
 
 SAMPLES = np.random.default_rng(7).uniform(1.0, 2.0, 11)
 

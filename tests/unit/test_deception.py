@@ -6,6 +6,21 @@ import pytest
 
 from vtoken.drills import deception
 from vtoken.drills.deception import MOST_HEARTBEATS, POWER_OF_TWO, ROOM
+from vtoken.drills.traffic import Recording, Traffic
+from vtoken.drills.world import DrillError
+
+
+class Clock:
+    """Time passes when somebody sleeps."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
 
 
 class FakeWorld:
@@ -14,6 +29,9 @@ class FakeWorld:
     def __init__(self):
         self.sequence, self.local = 0, self
         self.settings, self.calls = None, []
+
+    def settle(self):
+        pass
 
     def progress(self, line):
         pass
@@ -35,10 +53,10 @@ def drill(monkeypatch):
     def run(rates, looks):
         quick = False
         world, left, load = FakeWorld(), {mode: list(values) for mode, values in rates.items()}, contextlib.nullcontext
-        monkeypatch.setattr(deception, "_goodput", lambda world, mode, *_: left[mode].pop(0))
+        monkeypatch.setattr(deception, "_goodput", lambda world, traffic, mode, *_: left[mode].pop(0))
         monkeypatch.setattr(deception, "_load", lambda world: load())
         monkeypatch.setattr(deception, "WARM_S", 0.0)
-        monkeypatch.setattr(deception, "ROUNDS", len(rates[ROOM]))
+        monkeypatch.setattr(deception, "PAIRS", len(rates[ROOM]))
         monkeypatch.setattr("vtoken.serving.disturb.tune", lambda *_: None)
 
         def recovered(world):
@@ -57,14 +75,40 @@ def drill(monkeypatch):
 def test_as_good_as_power_of_two_and_soon_over_passes(drill):
     outcome, calls = drill({ROOM: [99.0, 100.0], POWER_OF_TWO: [100.0, 100.0]}, looks=0)
     assert outcome.passed
-    assert outcome.values["share_of_power_of_two"] == [0.99, 1.0]
+    assert outcome.values["share_of_power_of_two"] == {"median": 0.995, "interval": [0.99, 1.0], "pairs": 2}
     assert outcome.values["decisions_under_fault"] == {"room": 3}
     assert calls == [("begin", ROOM), ("end", ROOM)]
 
 
 def test_worse_than_power_of_two_fails(drill):
     outcome, _ = drill({ROOM: [97.0, 98.0], POWER_OF_TWO: [100.0, 100.0]}, looks=0)
-    assert "goodput 0.975" in outcome.failures[0]
+    assert "goodput 0.9750" in outcome.failures[0]
+
+
+def test_goodput_is_that_of_the_slice_under_the_fault(monkeypatch):
+    """What came before, while the mode settled, does not count; the fault ends with the slice."""
+    calls, traffic = [], Traffic("http://nowhere.invalid")
+    traffic.recordings.append(Recording({}, 200, bytearray(b"data: x\n\n" * 50)))
+    monkeypatch.setattr("vtoken.serving.disturb.tune", lambda _settings, router: calls.append(router["mode"]))
+    monkeypatch.setattr(deception, "time", Clock())
+
+    def begin(_world, mode):
+        calls.append(f"begin, {mode}")
+        deception.time.sleep(2.0)  # its own time counts
+        traffic.recordings[0].raw += b"data: y\n\n" * 30
+
+    rate = deception._goodput(FakeWorld(), traffic, ROOM, 12.0, begin, lambda _world, _mode: calls.append("end"))
+    assert rate == 30 / 12
+    assert calls == [ROOM, f"begin, {ROOM}", "end"]
+
+
+def test_a_request_that_fails_ends_the_drill(monkeypatch):
+    traffic = Traffic("http://nowhere.invalid")
+    traffic.recordings.append(Recording({}, 500, bytearray(b"no"), seconds=1.0))
+    monkeypatch.setattr("vtoken.serving.disturb.tune", lambda *_: None)
+    monkeypatch.setattr(deception, "WARM_S", 0.0)
+    with pytest.raises(DrillError, match="1 requests failed under the fault, by room: status 500"):
+        deception._goodput(FakeWorld(), traffic, ROOM, 0.0, lambda *_: None, lambda *_: None)
 
 
 def test_a_slow_recovery_fails_and_none_at_all_does_too(drill):

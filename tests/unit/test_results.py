@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from vtoken.bench import record
-from vtoken.bench.pairs import ratio
 from vtoken.cli import main
 from vtoken.core.errors import ConfigError
 from vtoken.results import files, last_line, machine
 from vtoken.results.files import Result, Source
 from vtoken.results.outcome import Outcome, intervals, jsonable
+from vtoken.results.ratio import ratio
 
 RATIO = {"median": 1.0, "interval": [0.9, 1.1], "pairs": 5}
 SHAPE = {"id", "pass", "values", "interval", "command"}

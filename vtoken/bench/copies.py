@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from vtoken.bench.pairs import Ratio, alternate, ratio
+from vtoken.bench.pairs import alternate
 from vtoken.device.cpu_copy import CpuCopyEngine
 from vtoken.results.outcome import Outcome
+from vtoken.results.ratio import Ratio, ratio
 
 LAYERS, BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM = 4, 600, 8, 16, 128
 TOKENS = 1024

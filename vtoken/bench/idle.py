@@ -17,11 +17,11 @@ from typing import Any
 from rich.console import Console
 
 from vtoken.bench import stepper
-from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost
 from vtoken.bench.twins import Pair, Subject, Twins
 from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
+from vtoken.results.ratio import ratio
 
 SHARE_BAR = 0.01
 """Of the step time, inside the substrate."""

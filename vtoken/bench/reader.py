@@ -20,9 +20,10 @@ import torch
 from rich.console import Console
 
 from vtoken.bench.native import BLOCK_SIZE, Case, native_attention
-from vtoken.bench.pairs import Ratio, compare_calls, ratio
+from vtoken.bench.pairs import compare_calls
 from vtoken.device.strict_reader import StrictRows, attend, warm_up
 from vtoken.results.outcome import Outcome
+from vtoken.results.ratio import Ratio, ratio
 
 BAR = 4.0
 """Times the native kernel, when decoding clean and holey rows."""

@@ -21,8 +21,9 @@ import torch
 from rich.console import Console
 
 from vtoken.bench.native import BLOCK_SIZE, Case, native_attention
-from vtoken.bench.pairs import Ratio, compare_calls, ratio
+from vtoken.bench.pairs import compare_calls
 from vtoken.results.outcome import Outcome
+from vtoken.results.ratio import Ratio, ratio
 
 BAR = 1.02
 """CPU seconds of a dense row over those of a native row in a used pool."""

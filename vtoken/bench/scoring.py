@@ -31,12 +31,12 @@ from rich.console import Console
 
 from vtoken.bench import stepper
 from vtoken.bench.child import Child
-from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost, Stepper, prompts
 from vtoken.core.policies import Policy, RequestView, load_policy, needs_of, policy_names
 from vtoken.core.scores import Needs
 from vtoken.results.journal import Journal
 from vtoken.results.outcome import Outcome
+from vtoken.results.ratio import ratio
 
 INTERVAL, BUDGET, BATCH = 64, 512, 4
 PROMPT = BUDGET + INTERVAL

@@ -20,10 +20,10 @@ from rich.console import Console
 
 from vtoken.bench import stepper
 from vtoken.bench.child import Child
-from vtoken.bench.pairs import ratio
 from vtoken.bench.stepper import Cost, Stepper
 from vtoken.results.journal import Journal, lazily, on
 from vtoken.results.outcome import Outcome
+from vtoken.results.ratio import ratio
 
 NATIVE = "native"
 INTERVAL = 32

@@ -1,8 +1,9 @@
-"""What drills of telemetry share: the same load under the same fault, by effective room and by power of two in turn.
+"""What drills of telemetry share: one load under one fault, by effective room and by power of two in turn.
 
-Goodput is the tokens that reached clients in one run. Rounds alternate which of the two comes first, so that a machine
-that grows slower helps neither. A fault ends under load, and the clock of the recovery is the replica's own sequence of
-heartbeats: how many of them it takes until the router believes it again.
+Goodput is the tokens that reach clients in a slice of time. The load never stops and the mode changes under it, so that
+the two slices of a pair follow each other and a machine that grows slower meets both; the order turns from pair to
+pair. A slice begins once most requests of the one before have ended. A fault ends under load, and the clock of the
+recovery is the replica's own sequence of heartbeats: how many of them it takes until the router believes it again.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from vtoken.core.trust import FLOOR
 from vtoken.drills.traffic import Recording, Traffic, chat_body
 from vtoken.drills.world import DrillError, World
 from vtoken.results.outcome import Outcome
+from vtoken.results.ratio import ratio
 
 SETTINGS: dict[str, Any] = {"allow_faults": True, "vtoken": {"policy": {"policy": "none"}}}
 OWN_FLEET = True
 
 ROOM, POWER_OF_TWO = "room", "power_of_two"
 CLIENTS = 12
-LENGTHS = (24, 24, 24, 200)
+LENGTHS = (16, 16, 16, 96)
 """Tokens of the requests of each client in turn: the skew that a router has to see."""
 
-RUN_S, QUICK_RUN_S = 30.0, 10.0
-ROUNDS, QUICK_ROUNDS = 4, 1
-WARM_S = 3.0
+SLICE_S, QUICK_SLICE_S = 12.0, 5.0
+PAIRS, QUICK_PAIRS = 10, 1
+WARM_S = 6.0
+"""From a change of the mode to its slice: what a long request takes."""
+
 LEAST_SHARE = 0.98
 MOST_HEARTBEATS = 2
 RECOVERY_TIMEOUT_S = 30.0
@@ -37,30 +41,26 @@ Fault = Callable[[World, str], None]
 
 
 def run(drill: str, world: World, quick: bool, begin: Fault, end: Fault, recovered: Callable[[World], bool]) -> Outcome:
-    """Pairs of runs under the fault, and a recovery from it.
+    """Pairs of slices under the fault, and a recovery from it.
 
     Args:
         drill: its name.
         world: a fleet of this process.
-        quick: fewer and shorter runs, from which no bar of goodput can be decided.
-        begin: begins the fault.
+        quick: one short pair, from which no bar of goodput can be decided.
+        begin: begins the fault; its time counts.
         end: ends it.
         recovered: whether the router decides by the reports of all again.
     """
     outcome = Outcome(f"drill-{drill}")
-    rounds, seconds = (QUICK_ROUNDS, QUICK_RUN_S) if quick else (ROUNDS, RUN_S)
-    tokens: dict[str, list[float]] = {ROOM: [], POWER_OF_TWO: []}
-    for number in range(rounds):
-        for mode in sorted(tokens, reverse=bool(number % 2)):
-            tokens[mode].append(_goodput(world, mode, seconds, begin, end))
-            world.progress(f"round {number + 1}, {mode}: {tokens[mode][-1]:.1f} tokens/s")
-    shares = [room / two for room, two in zip(tokens[ROOM], tokens[POWER_OF_TWO], strict=True)]
-    outcome.values["tokens_per_s"] = {mode: [round(rate, 1) for rate in rates] for mode, rates in tokens.items()}
-    outcome.values["share_of_power_of_two"] = [round(share, 3) for share in shares]
-    mean = sum(shares) / len(shares)
-    outcome.values["mean_share"] = round(mean, 3)
-    bar = f"goodput {mean:.3f} of power of two's, at least {LEAST_SHARE} (single rounds: {shares})"
-    outcome.expect(mean >= LEAST_SHARE, bar)
+    pairs, seconds = (QUICK_PAIRS, QUICK_SLICE_S) if quick else (PAIRS, SLICE_S)
+    rates: dict[str, list[float]] = {ROOM: [], POWER_OF_TWO: []}
+    world.settle()
+    with _load(world) as traffic:
+        for number in range(pairs):
+            for mode in sorted(rates, reverse=bool(number % 2)):
+                rates[mode].append(_goodput(world, traffic, mode, seconds, begin, end))
+                world.progress(f"pair {number + 1}, {mode}: {rates[mode][-1]:.1f} tokens/s")
+    _judge_goodput(outcome, rates)
     _judge_recovery(outcome, world, begin, end, recovered)
     return outcome
 
@@ -79,23 +79,33 @@ def of_reports(fault: str, world: World, quick: bool) -> Outcome:
     )
 
 
-def _goodput(world: World, mode: str, seconds: float, begin: Fault, end: Fault) -> float:
-    """Tokens per second that reached clients while the fault lasted."""
+def _goodput(world: World, traffic: Traffic, mode: str, seconds: float, begin: Fault, end: Fault) -> float:
+    """Tokens per second that reach clients while the fault lasts.
+
+    Raises:
+        DrillError: a request failed.
+    """
     from vtoken.serving.disturb import tune
 
-    world.settle()
     tune(world.local.settings, {"mode": mode})
-    with _load(world) as traffic:
-        time.sleep(WARM_S)
-        begin(world, mode)
-        before, start_s = pieces(traffic.recordings), time.monotonic()
-        time.sleep(seconds)
-        after, took_s = pieces(traffic.recordings), time.monotonic() - start_s
-        end(world, mode)
-    failures = [recording.failure for recording in traffic.recordings if recording.failure]
+    time.sleep(WARM_S)
+    before, start_s = pieces(traffic.recordings), time.monotonic()
+    begin(world, mode)
+    time.sleep(max(0.0, start_s + seconds - time.monotonic()))
+    after, took_s = pieces(traffic.recordings), time.monotonic() - start_s
+    end(world, mode)
+    failures = [recording.failure for recording in traffic.recordings if recording.seconds and recording.failure]
     if failures:
         raise DrillError(f"{len(failures)} requests failed under the fault, by {mode}: {failures[0]}")
     return (after - before) / took_s
+
+
+def _judge_goodput(outcome: Outcome, rates: dict[str, list[float]]) -> None:
+    share = ratio(rates[ROOM], rates[POWER_OF_TWO])
+    outcome.values["tokens_per_s"] = {mode: [round(rate, 1) for rate in found] for mode, found in rates.items()}
+    outcome.values["median_share"] = round(share.median, 3)
+    outcome.values["share_of_power_of_two"] = share.to_mapping()
+    outcome.expect(share.median >= LEAST_SHARE, f"goodput {share} of power of two's, at least {LEAST_SHARE}")
 
 
 def _judge_recovery(

@@ -13,16 +13,16 @@ __all__ = ["OWN_FLEET", "SETTINGS", "run"]
 
 def run(world: World, quick: bool) -> Outcome:
     """See `deception.run`."""
-    return deception.run("kill-controller", world, quick, _kill, _wait, _knows_all)
+    return deception.run("kill-controller", world, quick, _kill, _answers, _knows_all)
 
 
-def _kill(_world: World, _mode: str) -> None:
+def _kill(world: World, mode: str) -> None:
+    """Until Ray has started another one, which gets the settings of the slice before those of the fleet."""
     kill_controller()
-
-
-def _wait(world: World, mode: str) -> None:
-    """Until Ray has started another one, and has the settings of this run; an ingress gives it those of the fleet."""
     tune(world.local.settings, {"mode": mode})
+
+
+def _answers(world: World, _mode: str) -> None:
     world.fleet()
 
 
