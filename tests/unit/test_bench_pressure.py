@@ -2,7 +2,7 @@
 
 import pytest
 
-from vtoken.bench.pressure import BASELINES, TPOT_S, TTFT_S, Tally, judge
+from vtoken.bench.pressure import BASELINES, TPOT_S, TTFT_S, Tally, events, judge
 
 
 def test_only_whole_answers_in_time_are_good():
@@ -37,3 +37,11 @@ EASY = {"power_of_two": {"good_per_s": 1.0}, "room": {"good_per_s": 0.99}}
 )
 def test_room_must_beat_the_best_rule_preempt_half_and_cost_nothing_without_pressure(tight, easy, passed):
     assert judge(tight, easy).passed is passed
+
+
+def test_events_end_at_blank_lines_only_however_they_are_cut():
+    """A model may say what Unicode calls a line's end, raw in JSON."""
+    stream = 'data: {"text": "a\u2028b\x85c"}\n\ndata: [DONE]\n\n'.encode()
+    for cut in range(len(stream)):
+        assert [*events([stream[:cut], stream[cut:]])] == stream.split(b"\n\n")[:2]
+    assert [*events([b"data: half"])] == []

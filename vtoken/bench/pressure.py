@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -231,10 +231,10 @@ def _ask(http: httpx.Client, number: int, turn: int, leave: Callable[[], bool]) 
     body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     try:
         with http.stream("POST", "/v1/completions", json=body) as response:
-            for line in response.iter_lines():
-                if line == "data: [DONE]":
+            for event in events(response.iter_bytes()):
+                if event == b"data: [DONE]":
                     whole = bool(times_s)
-                elif line.startswith("data: ") and json.loads(line[6:]).get("choices"):
+                elif event.startswith(b"data: ") and json.loads(event[6:]).get("choices"):
                     times_s.append(time.monotonic())
                 if leave():
                     break
@@ -243,3 +243,13 @@ def _ask(http: httpx.Client, number: int, turn: int, leave: Callable[[], bool]) 
             return response.status_code, whole, times_s, start_s
     except httpx.HTTPError:
         return 0, False, times_s, start_s
+
+
+def events(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Server-sent events of a stream, whole. Only blank lines end one: a text may hold what Unicode calls a line's end,
+    and httpx's own `iter_lines` would cut there.
+    """
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n\n")
+        yield from whole
