@@ -41,7 +41,7 @@ class GateRules:
         no_replica_s: without any replica for so long, requests get 503 instead of waiting.
     """
 
-    growth_share: float = 0.5
+    growth_share: float = 0.75
     oldest_turn: int = OLDEST_TURN
     no_replica_s: float = 5.0
 

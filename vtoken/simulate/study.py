@@ -95,9 +95,9 @@ CASES = (
     Case("sharegpt, ample", "sharegpt", 0.95),
     Case("sharegpt, pressure", "sharegpt", 1.3, also=(2, 16, 64)),
     Case("mooncake, ample", "mooncake", 0.6, requests=150),
-    Case("mooncake, pressure", "mooncake", 1.2, requests=150),
+    Case("mooncake, pressure", "mooncake", 1.2),
     Case("mixed, ample", "mixed", 0.95, requests=75),
-    Case("mixed, pressure", "mixed", 1.6, requests=75),
+    Case("mixed, pressure", "mixed", 1.6),
 )
 """A load of 1 is what a replica does that is given everything at once, its last few requests included; traces whose
 lengths differ much leave it half empty then, so they need more than 1.2 for their memory to be short all the time.
