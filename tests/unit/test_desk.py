@@ -207,6 +207,18 @@ def test_decisions_are_counted_and_the_age_of_what_they_were_made_by_while_busy(
     assert desk.age_s.quantile(0.99) == 0.3
 
 
+def test_a_replica_that_was_idle_counts_as_unheard_of_since_it_got_something():
+    """Its last word was true until then, however old; but whoever is never heard of again is told by its age."""
+    desk = desk_with([view("a", 90, age_s=3.0)])
+    for number, now_s in enumerate((100.0, 100.5, 102.5)):
+        send(desk, str(number), names=["a"], now_s=now_s)
+    counted = desk.age_s.to_mapping()["at_most"]
+    assert (counted["0.5"], counted["5.0"], desk.age_s.count) == (1, 1, 2)
+    desk.take(columns([view("a", 90, age_s=0.25, running_requests=3)]), 103.0, RoutingTunables())
+    send(desk, "last", names=["a"], now_s=103.0)
+    assert desk.age_s.to_mapping()["at_most"]["0.3"] == 1
+
+
 def test_a_histogram_counts_each_value_once():
     histogram = Histogram((1.0, 2.0))
     assert histogram.quantile(0.5) is None

@@ -136,11 +136,19 @@ class Board:
             self._correct(row, replica_id)
 
     def age_s(self, replica_id: str, now_s: float) -> float | None:
-        """Age of a busy candidate's snapshot; None if it is idle or nothing is known of it."""
+        """For how long nothing has been heard of a busy candidate; None if it is idle or nothing is known of it.
+
+        One that had nothing to do by its last snapshot was rightly silent until this router sent it something.
+        """
         row = self._row.get(replica_id)
-        if row is None or not self._seen[row] or not self._busy[row]:
+        if row is None or not self._seen[row]:
             return None
-        return now_s - float(self._taken_s[row])
+        since_s = float(self._taken_s[row])
+        if self._requests[row] <= 0:
+            if not self._ledger.count(replica_id):
+                return None
+            since_s = max(since_s, self._ledger.oldest_s(replica_id))
+        return max(0.0, now_s - since_s)
 
     def kv_used(self, replica_ids: Sequence[str], now_s: float) -> list[float] | None:
         """Share of the capacity that is not free, one per candidate; None unless all have reported lately."""

@@ -104,6 +104,11 @@ class InflightLedger:
         """Sequences in flight on a replica."""
         return self._sequences.get(replica_id, 0)
 
+    def oldest_s(self, replica_id: str) -> float:
+        """When the oldest request in flight on a replica was sent; -inf without one."""
+        requests = self._sent.get(replica_id)
+        return float("-inf") if requests is None else next(iter(requests.values())).sent_s
+
     def tokens(self, replica_id: str) -> int:
         """Tokens that the requests in flight on a replica will hold."""
         return self._tokens.get(replica_id, 0)
