@@ -2,7 +2,9 @@
 
 import pytest
 
-from vtoken.bench.pressure import BASELINES, TPOT_S, TTFT_S, Tally, events, judge
+from vtoken.bench.pressure import BASELINES, judge
+from vtoken.bench.pressure_clients import TPOT_S, TTFT_S, Tally, events
+from vtoken.results.ratio import Ratio
 
 
 def test_only_whole_answers_in_time_are_good():
@@ -24,19 +26,29 @@ def results(room, best, preemptions, of_round_robin):
 
 
 EASY = {"power_of_two": {"good_per_s": 1.0}, "room": {"good_per_s": 0.99}}
+LEVEL, YOUNG = Ratio(0.99, 0.9, 1.1, 6), {"count": 9, "p50": 0.05, "p99": 0.2}
 
 
 @pytest.mark.parametrize(
-    ("tight", "easy", "passed"),
+    ("tight", "share", "age_s", "failure"),
     [
-        (results(1.2, 1.0, 5, 10), EASY, True),
-        (results(1.05, 1.0, 5, 10), EASY, False),
-        (results(1.2, 1.0, 6, 10), EASY, False),
-        (results(1.2, 1.0, 5, 10), {**EASY, "room": {"good_per_s": 0.9}}, False),
+        (results(1.2, 1.0, 5, 10), LEVEL, YOUNG, None),
+        (results(1.05, 1.0, 5, 10), LEVEL, YOUNG, "goodput 1.050 x"),
+        (results(1.2, 1.0, 6, 10), LEVEL, YOUNG, "6 preemptions beside 10"),
+        (
+            results(1.2, 1.0, 5, 10),
+            Ratio(0.9, 0.8, 1.0, 6),
+            YOUNG,
+            "0.9000 [0.8000, 1.0000] of 6 pairs of power of two",
+        ),
+        (results(1.2, 1.0, 5, 10), LEVEL, {**YOUNG, "p99": 0.3}, "telemetry up to 0.3 s old"),
+        (results(1.2, 1.0, 5, 10), LEVEL, {"count": 0, "p50": None, "p99": None}, "telemetry up to None s old"),
     ],
 )
-def test_room_must_beat_the_best_rule_preempt_half_and_cost_nothing_without_pressure(tight, easy, passed):
-    assert judge(tight, easy).passed is passed
+def test_room_must_beat_the_best_rule_preempt_half_and_cost_nothing_without_pressure(tight, share, age_s, failure):
+    outcome = judge(tight, EASY, share, age_s)
+    assert len(outcome.failures) == (failure is not None)
+    assert all(said.startswith(failure) for said in outcome.failures)
 
 
 def test_events_end_at_blank_lines_only_however_they_are_cut():

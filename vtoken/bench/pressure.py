@@ -10,18 +10,17 @@ requests per second. Preemptions are the engines' own count.
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from rich.console import Console
 
+from vtoken.bench.pressure_clients import TPOT_S, TTFT_S, WAIT_S, Tally, by_turns, for_a_time
 from vtoken.core.routing import Mode
 from vtoken.results.outcome import Outcome
+from vtoken.results.ratio import Ratio, ratio
 
 if TYPE_CHECKING:
     from vtoken.serving.local import LocalFleet
@@ -36,47 +35,18 @@ RULES: dict[str, dict[str, Any]] = {
 }
 """Settings of the routers and gates by rule."""
 
-SIZES = ((20, 24), (20, 24), (40, 48), (20, 24), (500, 200))
-"""Words of the prompt and tokens of the answer, of each client's requests in turn."""
-
 CLIENTS, FEW_CLIENTS = 20, 3
 RUN_S, QUICK_RUN_S = 45.0, 15.0
-TURNS, QUICK_TURNS = 10, 5
+TURNS = 5
 """Requests of each of the few clients: the same for both rules, so that their goodput can be compared to per cents."""
 
-ROUNDS, QUICK_ROUNDS = 3, 1
-WARM_S = 5.0
-TTFT_S, TPOT_S, WAIT_S = 4.0, 0.25, 2.0
-"""Service level; and the gate's `max_wait_s`, which must leave the engine its part of TTFT_S."""
-
+ROUNDS, EASY_ROUNDS, QUICK_ROUNDS = 3, 6, 1
 GAIN_BAR, PREEMPTION_BAR, EASY_BAR = 1.1, 0.5, 0.98
+AGE_BAR_S = 0.2
+"""Of what a router knows of a busy replica at a decision, 99th percentile."""
 
 BLOCKS = 160
 """Per replica: 2,560 tokens, three of the large requests."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What the clients of one run saw."""
-
-    seconds: float = 0.0
-    good: int = 0
-    late: int = 0
-    failed: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-
-    def note(self, status: int, whole: bool, times_s: list[float], start_s: float) -> None:
-        """One request, with the moments of its tokens."""
-        if status != 200 or not whole:
-            self.failed += 1
-            return
-        ttft_s = times_s[0] - start_s
-        tpot_s = (times_s[-1] - times_s[0]) / max(1, len(times_s) - 1)
-        self.ttft_s.append(ttft_s)
-        if ttft_s <= TTFT_S and tpot_s <= TPOT_S:
-            self.good += 1
-        else:
-            self.late += 1
 
 
 def run(model: str, console: Console, quick: bool = False) -> Outcome:
@@ -84,12 +54,16 @@ def run(model: str, console: Console, quick: bool = False) -> Outcome:
     from vtoken.serving.local import LocalFleet
     from vtoken.serving.settings import DeploymentSettings
 
-    rounds, seconds, turns = (QUICK_ROUNDS, QUICK_RUN_S, QUICK_TURNS) if quick else (ROUNDS, RUN_S, TURNS)
+    rounds, easy_rounds, seconds = (QUICK_ROUNDS, QUICK_ROUNDS, QUICK_RUN_S) if quick else (ROUNDS, EASY_ROUNDS, RUN_S)
     with LocalFleet(DeploymentSettings.from_args(_arguments(model)), port=0, progress=console.print) as fleet:
-        tight = _rounds(fleet, console, tuple(RULES), rounds, lambda: _for_a_time(fleet.url, CLIENTS, seconds))
+        tight = _rounds(fleet, console, tuple(RULES), rounds, lambda: for_a_time(fleet.url, CLIENTS, seconds))
         age_s = _fleet(fleet)["router"]["telemetry_age_s"]
-        easy = _rounds(fleet, console, ("power_of_two", OURS), rounds, lambda: _by_turns(fleet.url, FEW_CLIENTS, turns))
-    outcome = judge(*({rule: _summed(one) for rule, one in found.items()} for found in (tight, easy)))
+        easy = _rounds(
+            fleet, console, ("power_of_two", OURS), easy_rounds, lambda: by_turns(fleet.url, FEW_CLIENTS, TURNS)
+        )
+    share = ratio(*([tally.good / tally.seconds for tally, _ in easy[rule]] for rule in (OURS, "power_of_two")))
+    summed = [{rule: _summed(one) for rule, one in found.items()} for found in (tight, easy)]
+    outcome = judge(summed[0], summed[1], share, {key: age_s[key] for key in ("count", "p50", "p99")})
     outcome.samples = [
         {
             "clients": clients, "rule": rule, "round": number, "seconds": tally.seconds, "good": tally.good,
@@ -99,23 +73,35 @@ def run(model: str, console: Console, quick: bool = False) -> Outcome:
         for rule, results in found.items()
         for number, (tally, preemptions) in enumerate(results)
     ]  # fmt: skip
-    outcome.values["telemetry_age_s"] = {key: age_s[key] for key in ("count", "p50", "p99")}
     return outcome
 
 
-def judge(tight: dict[str, dict[str, Any]], easy: dict[str, dict[str, Any]]) -> Outcome:
-    """The bars, from the results by rule under pressure and without."""
+def judge(
+    tight: dict[str, dict[str, Any]], easy: dict[str, dict[str, Any]], share: Ratio, age_s: dict[str, Any]
+) -> Outcome:
+    """The bars, from the results by rule under pressure and without.
+
+    Args:
+        tight: by rule, see `_summed`.
+        easy: likewise.
+        share: of our goodput and that of power of two, without pressure.
+        age_s: of what a router knew at its decisions: count, p50, p99.
+    """
     best = max(tight[rule]["good_per_s"] for rule in BASELINES)
     gain = tight[OURS]["good_per_s"] / best if best else float("inf")
-    preemptions = tight[OURS]["preemptions"], tight["round_robin"]["preemptions"]
-    beside = easy["power_of_two"]["good_per_s"]
-    share = easy[OURS]["good_per_s"] / beside if beside else float("inf")
-    passed = gain >= GAIN_BAR and preemptions[0] <= PREEMPTION_BAR * preemptions[1] and share >= EASY_BAR
+    ours, theirs = tight[OURS]["preemptions"], tight["round_robin"]["preemptions"]
     values = {
         "under_pressure": tight, "without_pressure": easy, "gain_over_best": round(gain, 3),
-        "share_without_pressure": round(share, 3), "limits_s": {"ttft": TTFT_S, "tpot": TPOT_S},
+        "share_without_pressure": round(share.median, 3), "share_of_power_of_two": share.to_mapping(),
+        "limits_s": {"ttft": TTFT_S, "tpot": TPOT_S}, "telemetry_age_s": age_s,
     }  # fmt: skip
-    return Outcome("pressure", passed, values)
+    outcome = Outcome("pressure", values=values)
+    outcome.expect(gain >= GAIN_BAR, f"goodput {gain:.3f} x the best simple rule's, at least {GAIN_BAR}")
+    outcome.expect(ours <= PREEMPTION_BAR * theirs, f"{ours} preemptions beside {theirs} of round robin, at most half")
+    outcome.expect(share.median >= EASY_BAR, f"{share} of power of two without pressure, at least {EASY_BAR}")
+    known = age_s["p99"] is not None and age_s["p99"] <= AGE_BAR_S
+    outcome.expect(known, f"telemetry up to {age_s['p99']} s old at decisions (99th percentile), at most {AGE_BAR_S}")
+    return outcome
 
 
 def _arguments(model: str) -> dict[str, Any]:
@@ -174,82 +160,3 @@ def _fleet(fleet: LocalFleet) -> dict[str, Any]:
         time.sleep(0.2)
     found: dict[str, Any] = response.json()
     return found
-
-
-def _for_a_time(url: str, clients: int, seconds: float) -> Tally:
-    """Closed loops for WARM_S and then `seconds`; only requests that end in the latter count."""
-    tally, lock, ended = Tally(seconds), threading.Lock(), threading.Event()
-    count_from_s = time.monotonic() + WARM_S
-
-    def client(number: int) -> None:
-        turn = number
-        with httpx.Client(base_url=url, timeout=120.0) as http:
-            while not ended.is_set():
-                seen = _ask(http, number, turn, ended.is_set)
-                turn += 1
-                if time.monotonic() >= count_from_s and not ended.is_set():
-                    with lock:
-                        tally.note(*seen)
-
-    threads = _started(client, clients)
-    time.sleep(WARM_S + seconds)
-    ended.set()
-    for thread in threads:
-        thread.join()
-    return tally
-
-
-def _by_turns(url: str, clients: int, turns: int) -> Tally:
-    """Closed loops of `turns` requests each; all count, and the time until the last one ends."""
-    tally, lock, began_s = Tally(), threading.Lock(), time.monotonic()
-
-    def client(number: int) -> None:
-        with httpx.Client(base_url=url, timeout=120.0) as http:
-            for turn in range(number, number + turns):
-                seen = _ask(http, number, turn, lambda: False)
-                with lock:
-                    tally.note(*seen)
-
-    for thread in _started(client, clients):
-        thread.join()
-    tally.seconds = time.monotonic() - began_s
-    return tally
-
-
-def _started(client: Callable[[int], None], count: int) -> list[threading.Thread]:
-    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def _ask(http: httpx.Client, number: int, turn: int, leave: Callable[[], bool]) -> tuple[int, bool, list[float], float]:
-    """Status, whether the stream came to its end, the moments of its tokens, and that of its start."""
-    words, tokens = SIZES[turn % len(SIZES)]
-    prompt = f"{number} {turn} " + "sea " * words
-    start_s, times_s, whole = time.monotonic(), list[float](), False
-    body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    try:
-        with http.stream("POST", "/v1/completions", json=body) as response:
-            for event in events(response.iter_bytes()):
-                if event == b"data: [DONE]":
-                    whole = bool(times_s)
-                elif event.startswith(b"data: ") and json.loads(event[6:]).get("choices"):
-                    times_s.append(time.monotonic())
-                if leave():
-                    break
-            if response.status_code == 429:
-                time.sleep(min(2.0, float(response.headers.get("retry-after", 1))))
-            return response.status_code, whole, times_s, start_s
-    except httpx.HTTPError:
-        return 0, False, times_s, start_s
-
-
-def events(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Server-sent events of a stream, whole. Only blank lines end one: a text may hold what Unicode calls a line's end,
-    and httpx's own `iter_lines` would cut there.
-    """
-    rest = b""
-    for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n\n")
-        yield from whole
