@@ -29,9 +29,10 @@ UNKNOWN_BLOCK_TOKENS, UNKNOWN_CAPACITY_BLOCKS = 16, 1 << 20
 LEAST_GAIN_S = 0.01
 """A row that rode along is adopted if it is that much younger than what is known."""
 
-_SEQUENCE, _LEVEL, _DRAINING, _BLOCK, _CAPACITY, _FREE, _RESERVED, _TARGET, _RECLAIMABLE, _RUNNING, _WAITING, _STEPS = (
-    range(len(COLUMNS))
-)
+(
+    _SEQUENCE, _LEVEL, _DRAINING, _BLOCK, _CAPACITY, _FREE, _RESERVED, _TARGET, _RECLAIMABLE, _RUNNING, _WAITING,
+    _STEPS, _ALLOCATED,
+) = range(len(COLUMNS))  # fmt: skip
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -180,7 +181,7 @@ class Board:
         for replica_id in self._trust.watched():
             place = places.get(self._row.get(replica_id, -1))
             if place is not None:
-                _, _, _, _, capacity, free, reserved, _, _, running, waiting, steps = table[place].tolist()
+                _, _, _, _, capacity, free, reserved, _, _, running, waiting, steps, _ = table[place].tolist()
                 report = Report(float(taken_s[place]), steps, running + waiting, capacity - free - reserved)
                 self._trust.judge(replica_id, report)
 

@@ -3,7 +3,8 @@
     places       = max_ongoing_requests of all replicas that take requests, and what the others still have to end;
                    a share of 1/n for each of n ingresses
     free memory  = free + reclaimable x confidence - headroom owed, of all replicas, in tokens
-    promised     = what all gates have let in and is not in use yet: commitments, own and told, - tokens in use
+    promised     = what all gates have let in and is not in use yet: commitments, own and told, - tokens in use, where
+                   what requests share counts for each of them
     untold       = own commitments since this gate last told the others
     room         = free memory - promised - n x untold
     fits         : commitment <= room / n, or <= room for the request whose turn it is (`vtoken.core.gates`)
@@ -84,8 +85,8 @@ class GateRoom:
 
     Attributes:
         places: most requests that it may have inside.
-        free_tokens, used_tokens: of the whole fleet; None when not every replica has a fresh report, or nobody is to
-            wait for memory.
+        free_tokens: of the whole fleet; None without a fresh report of each, or where nobody waits for memory.
+        used_tokens: of the whole fleet; what requests share counts for each of them.
         ingresses: n.
         lives: whether any replica is known.
         peers: what is known of the other gates.
@@ -210,7 +211,8 @@ def gate_room(
         return GateRoom(places, None, ingresses=ingresses, lives=count > 0)
     owed = np.maximum(0, column["headroom_target_blocks"] - column["reserved_blocks"])
     room = column["free_blocks"] + column["reclaimable_blocks"] * tunables.confidence - owed
-    used = column["capacity_blocks"] - column["free_blocks"] - column["reserved_blocks"]
+    in_use = column["capacity_blocks"] - column["free_blocks"] - column["reserved_blocks"]
+    used = np.maximum(in_use, column["allocated_blocks"])  # what requests share, each of them has
     tokens = column["block_size_tokens"]
     free_tokens, used_tokens = float(np.where(takes, np.maximum(0.0, room), 0.0) @ tokens), float(used @ tokens)
     return GateRoom(places, free_tokens, used_tokens, ingresses, lives=count > 0)
