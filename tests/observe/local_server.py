@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class LocalServer:
+class LocalServer(ABC):
     """Serves from the start until `close`; subclasses say in `_handler` by what, after their own fields are set."""
 
     def __init__(self):
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    @abstractmethod
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        raise NotImplementedError
+        """What answers a request."""
 
     @property
     def url(self):
