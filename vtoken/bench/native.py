@@ -39,9 +39,8 @@ class Case:
         """int32 [batch, 2 * blocks that the tokens need]: every row owns twice what it needs, in order."""
         return torch.arange(2 * self.batch * self.live // BLOCK_SIZE, dtype=torch.int32).view(self.batch, -1)
 
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A random cache of all owned blocks, and a random query [batch * chunk, heads, D]."""
-        blocks = self.owned_blocks().numel()
+    def tensors(self, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A random cache of so many blocks, and a random query [batch * chunk, heads, D]."""
         cache = torch.randn(blocks, self.kv_heads, BLOCK_SIZE, 2 * self.head_dim, dtype=self.dtype)
         return cache, torch.randn(self.batch * self.chunk, self.heads, self.head_dim, dtype=self.dtype)
 
