@@ -96,12 +96,13 @@ def pool_size(case: Case) -> int:
     return 2 * max(case.batch, COMPANY) * case.live // BLOCK_SIZE
 
 
-NATIVE: dict[str, Callable[[Case, random.Random], list[list[int]]]] = {"used": used, "fresh": fresh}
+Layout = Callable[[Case, random.Random], list[list[int]]]
+"""The blocks of each native row of a case."""
+
+NATIVE: dict[str, Layout] = {"used": used, "fresh": fresh}
 
 
-def compare(
-    case: Case, native: Callable[[Case, random.Random], list[list[int]]], layouts: int
-) -> tuple[list[float], list[float]]:
+def compare(case: Case, native: Layout, layouts: int) -> tuple[list[float], list[float]]:
     """CPU seconds per call over the dense rows, and over the native ones: `PAIRS` for each of `layouts` layouts."""
     torch.manual_seed(1)
     generator = random.Random(1)

@@ -201,6 +201,10 @@ class Admission:
     def _no_replica(self, number: int = 0) -> Decision:
         return self._decided(Ruling.REFUSED, Reason.NO_REPLICA, number, self._limits.least_retry_s)
 
+    def placed(self, number: int, replica_id: str) -> None:
+        """A replica has taken a request that was let in."""
+        self._inside.place(number, replica_id)
+
     # ---- Going ------------------------------------------------------------------------------------------------------
 
     def leave(self, number: int, now_s: float) -> None:
@@ -255,7 +259,8 @@ class Admission:
         }
 
     def _fits(self, hold_tokens: int, number: int, room: GateRoom) -> bool:
-        return room.fits(hold_tokens, len(self._inside), self._inside.committed_tokens, number)
+        inside = self._inside
+        return room.fits(hold_tokens, len(inside), inside.committed_tokens, number, inside.placement)
 
     def _waited(self, waiter: Waiter, now_s: float) -> None:
         self._wait_s.note(now_s - waiter.entered_s)

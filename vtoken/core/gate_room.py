@@ -7,7 +7,8 @@
                    what requests share counts for each of them
     untold       = own commitments since this gate last told the others
     room         = free memory - promised - n x untold
-    fits         : commitment <= room / n, or <= room for the request whose turn it is (`vtoken.core.gates`)
+    fits         : commitment <= room / n, or <= room for the request whose turn it is (`vtoken.core.gates`); and some
+                   replica has room for it (`vtoken.core.placement`)
 
 So n gates that know nothing of each other's last requests take 1/n of the room each. A gate of which nothing is
 known counts as if it were like this one. A request commits its prompt and `growth_share` of the growth that is
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from vtoken.core.checks import check_int, check_number
 from vtoken.core.columns import COLUMNS, FleetColumns, Membership
 from vtoken.core.gates import GatePeers
+from vtoken.core.placement import Placement, Pools
 from vtoken.core.routing import RouteHint, RoutingTunables, sequence_tokens, settled_tokens
 from vtoken.core.waiting_line import OLDEST_TURN
 
@@ -91,6 +93,7 @@ class GateRoom:
         lives: whether any replica is known.
         peers: what is known of the other gates.
         told_tokens: what this gate had committed when it last told the others; None: all that it has.
+        pools: the same by replica; None: only the whole fleet is judged.
     """
 
     places: int
@@ -100,8 +103,16 @@ class GateRoom:
     lives: bool = True
     peers: GatePeers = field(default_factory=GatePeers)
     told_tokens: int | None = None
+    pools: Pools | None = field(default=None, compare=False)
 
-    def fits(self, hold_tokens: int, inside: int, committed_tokens: int, number: int = 0) -> bool:
+    def fits(
+        self,
+        hold_tokens: int,
+        inside: int,
+        committed_tokens: int,
+        number: int = 0,
+        placement: Placement | None = None,
+    ) -> bool:
         """Whether another request fits beside `inside` ones; into an empty fleet one always does if there is a place.
 
         Args:
@@ -109,15 +120,22 @@ class GateRoom:
             inside: requests that this ingress has let in.
             committed_tokens: what they committed together.
             number: of the request: a turn is its alone, the other gates count with its tokens. 0: it can have none.
+            placement: of the requests inside; None: only the whole fleet is judged.
         """
         if inside >= self.places:
             return False
-        if self._in_share(hold_tokens, committed_tokens):
-            return True
-        if self.ingresses > 1 and not 0 < number == self.peers.turn:
-            return False
         empty = inside == 0 and self.peers.committed_tokens == 0
-        return empty or hold_tokens <= self._room_tokens(committed_tokens)
+        if not self._in_share(hold_tokens, committed_tokens):
+            if self.ingresses > 1 and not 0 < number == self.peers.turn:
+                return False
+            if not (empty or hold_tokens <= self._room_tokens(committed_tokens)):
+                return False
+        return empty or self._somewhere(hold_tokens, committed_tokens, placement)
+
+    def _somewhere(self, hold_tokens: int, committed_tokens: int, placement: Placement | None) -> bool:
+        if self.pools is None or placement is None:
+            return True
+        return self.pools.hold(hold_tokens, placement, committed_tokens, self._others_tokens(committed_tokens))
 
     def wants_turn(self, hold_tokens: int, inside: int, committed_tokens: int) -> bool:
         """Whether a request lacks memory only, and may have it when it is this gate's turn; arguments as of `fits`."""
@@ -130,11 +148,17 @@ class GateRoom:
         """What may be let in by all gates together before they hear of each other; infinite where memory is unknown."""
         if self.free_tokens is None:
             return float("inf")
-        told = committed_tokens if self.told_tokens is None else min(committed_tokens, self.told_tokens)
-        unheard = max(0, self.ingresses - 1 - self.peers.gates)
-        known = told * (1 + unheard) + self.peers.committed_tokens
-        promised = max(0.0, known - self.used_tokens)
+        told = self._told(committed_tokens)
+        promised = max(0.0, told + self._others_tokens(committed_tokens) - self.used_tokens)
         return self.free_tokens - promised - self.ingresses * (committed_tokens - told)
+
+    def _told(self, committed_tokens: int) -> int:
+        return committed_tokens if self.told_tokens is None else min(committed_tokens, self.told_tokens)
+
+    def _others_tokens(self, committed_tokens: int) -> int:
+        """What the other gates have committed; one that has not reported, as much as this one."""
+        unheard = max(0, self.ingresses - 1 - self.peers.gates)
+        return self._told(committed_tokens) * unheard + self.peers.committed_tokens
 
 
 class GateView:
@@ -151,6 +175,7 @@ class GateView:
     def __init__(self, tunables: RoutingTunables) -> None:
         self._tunables = tunables
         self._view: FleetColumns | None = None
+        self._ids: tuple[str, ...] = ()
         self._told_tokens: int | None = None
         self.membership: Membership | None = None
         self.seen_s = float("-inf")
@@ -163,6 +188,10 @@ class GateView:
         told_tokens: int | None = None,
     ) -> None:
         """Adopt a view that was asked for at `asked_s`, when the gate reported `told_tokens` as committed."""
+        if view.ids is not None:
+            self._ids = self._ids if view.ids == self._ids else view.ids  # the same object, by which they are known
+        elif view.membership != self.membership:
+            return  # the answer to an older question
         self._view, self.seen_s, self.membership = view, asked_s, view.membership
         self._told_tokens = told_tokens
         self._tunables = tunables or self._tunables
@@ -186,7 +215,8 @@ class GateView:
         """The room at `now_s`; `max_ongoing` is of one replica."""
         if self._view is None:
             return GateRoom(0, ingresses=ingresses, lives=False)
-        room = gate_room(self._view, now_s - self.seen_s, self._tunables, max_ongoing, ingresses)
+        view = replace(self._view, ids=self._ids)
+        room = gate_room(view, now_s - self.seen_s, self._tunables, max_ongoing, ingresses)
         return replace(room, peers=self._view.peers or GatePeers(), told_tokens=self._told_tokens)
 
 
@@ -197,7 +227,9 @@ def _columns(view: FleetColumns) -> dict[str, NDArray[np.int64]]:
 def gate_room(
     view: FleetColumns, view_age_s: float, tunables: RoutingTunables, max_ongoing: int, ingresses: int
 ) -> GateRoom:
-    """The room, from a view that was fetched `view_age_s` ago; `max_ongoing` is of one replica."""
+    """The room, from a view that was fetched `view_age_s` ago; `max_ongoing` is of one replica. Without its ids no
+    replica's own room is judged.
+    """
     column = _columns(view)
     takes = column["draining"] == 0
     count = int(takes.sum())
@@ -213,6 +245,11 @@ def gate_room(
     room = column["free_blocks"] + column["reclaimable_blocks"] * tunables.confidence - owed
     in_use = column["capacity_blocks"] - column["free_blocks"] - column["reserved_blocks"]
     used = np.maximum(in_use, column["allocated_blocks"])  # what requests share, each of them has
-    tokens = column["block_size_tokens"]
-    free_tokens, used_tokens = float(np.where(takes, np.maximum(0.0, room), 0.0) @ tokens), float(used @ tokens)
-    return GateRoom(places, free_tokens, used_tokens, ingresses, lives=count > 0)
+    size = column["block_size_tokens"]
+    free_tokens: NDArray[np.float64] = np.where(takes, np.maximum(0.0, room), 0.0) * size
+    used_tokens: NDArray[np.float64] = used * size.astype(np.float64)
+    pools = None
+    if view.ids is not None:
+        rows = np.flatnonzero(takes)
+        pools = Pools(view.ids, rows, free_tokens[rows], used_tokens[rows], requests[rows])
+    return GateRoom(places, float(free_tokens.sum()), float(used_tokens.sum()), ingresses, lives=count > 0, pools=pools)

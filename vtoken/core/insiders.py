@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from vtoken.core.placement import Placement
+
 SETTLE_S = 2.0
 """So long after it was let in a request commits all of its prompt, whatever its policy leaves of it: until that is
 computed and the reports show it. Longer keeps memory from others; shorter lets too many prompts in at once.
@@ -19,6 +21,7 @@ class _Inside:
     hold_tokens: int
     settled_tokens: int
     entered_s: float
+    replica_id: str = ""
 
 
 class Insiders:
@@ -26,10 +29,11 @@ class Insiders:
 
     Attributes:
         committed_tokens: of all of them, as of the last `settle`.
+        placement: where they are, and what they commit there.
     """
 
     def __init__(self) -> None:
-        self.committed_tokens = 0
+        self.committed_tokens, self.placement = 0, Placement()
         self._inside: dict[int, _Inside] = {}
         self._settling: deque[int] = deque()  # who commit more than they keep, oldest first
 
@@ -43,6 +47,16 @@ class Insiders:
         if settled_tokens < hold_tokens:
             self._settling.append(number)
 
+    def place(self, number: int, replica_id: str) -> None:
+        """A replica has taken a request, for another one if that has lost it; a number that is not here is ignored."""
+        inside = self._inside.get(number)
+        if inside is None or inside.replica_id == replica_id:
+            return
+        if inside.replica_id:
+            self.placement.add(inside.replica_id, -inside.hold_tokens, -1)
+        inside.replica_id = replica_id
+        self.placement.add(replica_id, inside.hold_tokens, 1)
+
     def settle(self, now_s: float) -> None:
         """Whoever came in SETTLE_S ago commits what it keeps from now on."""
         while self._settling:
@@ -51,8 +65,11 @@ class Insiders:
                 return
             self._settling.popleft()
             if inside is not None:
-                self.committed_tokens -= inside.hold_tokens - inside.settled_tokens
+                freed = inside.hold_tokens - inside.settled_tokens
+                self.committed_tokens -= freed
                 inside.hold_tokens = inside.settled_tokens
+                if inside.replica_id:
+                    self.placement.add(inside.replica_id, -freed)
 
     def leave(self, number: int) -> float | None:
         """A request ends; when it came in, or None if it is not here."""
@@ -60,4 +77,6 @@ class Insiders:
         if inside is None:
             return None
         self.committed_tokens -= inside.hold_tokens
+        if inside.replica_id:
+            self.placement.add(inside.replica_id, -inside.hold_tokens, -1)
         return inside.entered_s

@@ -111,6 +111,7 @@ class Acceptor:
         if isinstance(place, ErrorReply):
             return place
         this.at_end(place.leave)
+        this.at_replica(place.placed)
         this.record.wait_ms = round(place.wait_s * 1e3, 1)
         return Accepted(hint, body)
 

@@ -64,8 +64,12 @@ class Pass:
         wait_s: how long it waited for it.
     """
 
-    def __init__(self, leave: Callable[[], None], wait_s: float) -> None:
-        self._leave, self.wait_s = leave, wait_s
+    def __init__(self, leave: Callable[[], None], placed: Callable[[str], None], wait_s: float) -> None:
+        self._leave, self._placed, self.wait_s = leave, placed, wait_s
+
+    def placed(self, replica_id: str) -> None:
+        """A replica has taken the request."""
+        self._placed(replica_id)
 
     def leave(self) -> None:
         """The request has ended; calling it again does nothing."""
@@ -130,7 +134,7 @@ class Gate:
             wait_s = self._clock() - came_s
         if decision.ruling is Ruling.REFUSED:
             return self._reply(decision, asked)
-        return Pass(lambda: self._leave(number), wait_s)
+        return Pass(lambda: self._leave(number), lambda replica_id: self._admission.placed(number, replica_id), wait_s)
 
     def look_up(self, key: str) -> ErrorReply | None:
         """Refuses a question about a request if its key is over its rate; it counts as one request of no tokens."""

@@ -129,7 +129,8 @@ class Journey:
         call = self._fleet.generate.remote(self._hint, self._kind, self._body, resume)
         self._replica_id, self._ended, sent_s = "", False, time.monotonic()
         try:
-            self._replica_id = visit.current().record.replica = await self._accepted(call)
+            self._replica_id = await self._accepted(call)
+            visit.current().taken(self._replica_id)
             async for what, value, news in call:
                 item = None if what == "ride" else self._taken(what, value, news)
                 self._note(what, value, sent_s)

@@ -107,7 +107,9 @@ def _relay(app_name: str, settings: DeploymentSettings) -> Callable[[], Any] | N
 class HeartbeatTimer:
     """Decides when to report. Pure: the clock is an argument.
 
-    At once when the level changes and when the replica becomes busy or idle; otherwise after `busy_s` or `idle_s`.
+    At once when the level changes and when the replica becomes busy or idle; otherwise after `busy_s` or `idle_s`. Its
+    engine's snapshot changes when a step has ended: during the first one, which may be a long prompt's, the engine
+    still seems idle, and only the requests that have come show that it isn't.
     """
 
     def __init__(self, settings: HeartbeatSettings, rules: FleetRules) -> None:
@@ -115,10 +117,10 @@ class HeartbeatTimer:
         self._level, self._busy = Level.OPEN, False
         self._sent_s = float("-inf")
 
-    def due(self, snapshot: Snapshot, now_s: float) -> bool:
-        """Whether to send this snapshot now; True counts as sent."""
+    def due(self, snapshot: Snapshot, attempts: int, now_s: float) -> bool:
+        """Whether to send this snapshot now, while so many requests are under way; True counts as sent."""
         level = level_after(self._level, snapshot, self._rules.thresholds, self._rules.confidence)
-        busy = snapshot.running_requests + snapshot.waiting_requests > 0
+        busy = attempts + snapshot.running_requests + snapshot.waiting_requests > 0
         period_s = self._settings.busy_s if busy else self._settings.idle_s
         changed = level is not self._level or busy is not self._busy
         if not changed and now_s - self._sent_s < period_s:
@@ -138,7 +140,7 @@ class EngineReplica:
         self._courier = Courier(self._controller, _relay(context.app_name, settings))
         self._timer = HeartbeatTimer(settings.heartbeat, settings.rules)
         self._drain, self._draining = Drain(settings.replicas.graceful_shutdown_timeout_s), False
-        self._sequence = 0
+        self._sequence = self._attempts = 0
         self._verdicts: Counter[str] = Counter()
         self._riding, self._faults = RideAlong(), Faults(settings.allow_faults)
         self._late: set[asyncio.Task[None]] = set()
@@ -158,12 +160,16 @@ class EngineReplica:
             body: the request as the client sent it, parsed.
             resume: where to begin.
         """
-        yield "accepted", self._replica_id, None
-        async with contextlib.aclosing(attempt(self._service, self._drain, kind, body, resume)) as items:
-            async for item in items:
-                if (ride := self._ride()) is not None:
-                    yield "ride", ride, None
-                yield item
+        self._attempts += 1
+        try:
+            yield "accepted", self._replica_id, None
+            async with contextlib.aclosing(attempt(self._service, self._drain, kind, body, resume)) as items:
+                async for item in items:
+                    if (ride := self._ride()) is not None:
+                        yield "ride", ride, None
+                    yield item
+        finally:
+            self._attempts -= 1
 
     def _ride(self) -> Ride | None:
         if self._faults.lag_s:
@@ -231,7 +237,7 @@ class EngineReplica:
             if self._drain.look() and not self._draining:
                 self._draining = True
                 await self._beat(snapshot)
-            if self._timer.due(snapshot, time.monotonic()):
+            if self._timer.due(snapshot, self._attempts, time.monotonic()):
                 await self._beat(snapshot)
             await asyncio.sleep(LOOK_S)
         # The last word of a replica whose engine died: no more requests. Then silence, until Serve replaces it.

@@ -55,6 +55,7 @@ class Visit:
         self.key, self.record, self.sequences, self.streams = key, record, 1, False
         self._came_s = time.monotonic()
         self._at_end: list[Callable[[], None]] = []
+        self._at_replica: list[Callable[[str], None]] = []
         self._counted = False
         self._last_ms = 0.0  # when the last event of a stream went out
         self._broken = False  # an error event went out
@@ -63,6 +64,16 @@ class Visit:
     def at_end(self, action: Callable[[], None]) -> None:
         """Do something when the visit ends, however it ends."""
         self._at_end.append(action)
+
+    def at_replica(self, action: Callable[[str], None]) -> None:
+        """Do something with the name of every replica that takes the request."""
+        self._at_replica.append(action)
+
+    def taken(self, replica_id: str) -> None:
+        """A replica has taken the request."""
+        self.record.replica = replica_id
+        for action in self._at_replica:
+            action(replica_id)
 
     def sent(self, message: Message) -> None:
         """Note what is sent to the client."""

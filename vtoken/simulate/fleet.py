@@ -179,6 +179,8 @@ class _Loop:
         replica = self.routers[by].choose(request, at_s, self.living)
         if self.replicas.state.lines["lives"][replica]:
             self.replicas.send(request, replica, at_s)
+            if self.gates is not None:
+                self.gates.placed(by, request, self.names[replica])
             return
         self.routers[by].failed(request, replica, at_s)
         self.again.append(request)

@@ -83,6 +83,11 @@ class Gates:
                 granted += [gate.requests[number] for number in gate.admission.grants(room, now_s)]
         return granted, late
 
+    def placed(self, by: int, request: int, replica_id: str) -> None:
+        """A replica has taken a request that gate `by` let in."""
+        gate = self._gates[by]
+        gate.admission.placed(gate.numbers[request], replica_id)
+
     def ended(self, by: int, request: int, now_s: float) -> None:
         """A request that gate `by` let in has ended."""
         gate = self._gates[by]
