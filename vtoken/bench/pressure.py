@@ -45,6 +45,9 @@ GAIN_BAR, PREEMPTION_BAR, EASY_BAR = 1.1, 0.5, 0.98
 AGE_BAR_S = 0.2
 """Of what a router knows of a busy replica at a decision, 99th percentile."""
 
+SETTLED_S = 1.5
+"""After a change of rules: idle routers and gates ask twice a second, and the last round's requests are leaving."""
+
 BLOCKS = 160
 """Per replica: 2,560 tokens, three of the large requests."""
 
@@ -105,18 +108,21 @@ def judge(
 
 
 def _arguments(model: str) -> dict[str, Any]:
+    from vtoken.serving.local import ONE_CORE
+
     return {
         "model": model,
         "served_model_name": "bench",
         "engine": {
-            "dtype": "bfloat16", "max_model_len": 1024, "block_size": 16, "max_num_seqs": 16,
-            "num_gpu_blocks_override": BLOCKS, "kv_cache_memory_bytes": 1 << 27, "enforce_eager": True,
-            "enable_prefix_caching": False, "enable_chunked_prefill": False, "max_num_batched_tokens": 2048,
+            "distributed_executor_backend": "uni", "dtype": "bfloat16", "max_model_len": 1024, "block_size": 16,
+            "max_num_seqs": 16, "num_gpu_blocks_override": BLOCKS, "kv_cache_memory_bytes": 1 << 27,
+            "enforce_eager": True, "enable_prefix_caching": False, "enable_chunked_prefill": False,
+            "max_num_batched_tokens": 2048,
         },
         "vtoken": {"policy": {"policy": "none"}},
         "replicas": {
             "count": 2, "num_cpus": 1, "max_ongoing_requests": 16,
-            "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
+            "env": ONE_CORE,
         },
         "limits": {"max_queued_requests": 64, "max_wait_s": WAIT_S},
     }  # fmt: skip
@@ -133,6 +139,7 @@ def _rounds(
         for place in range(len(rules)):
             rule = rules[(place + number) % len(rules)]
             tune(fleet.settings, RULES[rule])
+            time.sleep(SETTLED_S)
             before = _preemptions(fleet)
             tally = load()
             found[rule].append((tally, _preemptions(fleet) - before))

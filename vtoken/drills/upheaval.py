@@ -33,7 +33,6 @@ EXACT: Mapping[str, Any] = {
         "max_ongoing_requests": 40,
         "health_check_period_s": 1,
         "graceful_shutdown_timeout_s": 20,
-        "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
     },
 }
 """Settings under which a text does not depend on its neighbours, and nothing is forgotten."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 import psutil
 
 from vtoken.core.errors import VTokenError
-from vtoken.serving.local import LocalFleet
+from vtoken.serving.local import ONE_CORE, LocalFleet
 from vtoken.serving.status import StatusError, ask, client_of, fetch
 
 LOOK_S = 0.02
@@ -35,6 +35,7 @@ def deployment(model: str, more: Mapping[str, Any] | None = None) -> dict[str, A
         "model": model,
         "served_model_name": "drill",
         "engine": {
+            "distributed_executor_backend": "uni",
             "dtype": "bfloat16",
             "max_model_len": 2048,
             "block_size": 16,
@@ -52,7 +53,7 @@ def deployment(model: str, more: Mapping[str, Any] | None = None) -> dict[str, A
             "num_cpus": 1,
             "max_ongoing_requests": 24,
             "health_check_period_s": 1,
-            "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
+            "env": ONE_CORE,
         },
     }
     for key, value in (more or {}).items():

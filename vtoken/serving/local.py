@@ -47,6 +47,17 @@ ENVIRONMENT = {
 }
 """Set for the fleet's processes where the caller has not set it."""
 
+ONE_CORE = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+"""Environment of a replica on one CPU core, beside `distributed_executor_backend: uni`.
+
+vLLM 0.32 gives a CPU engine's worker a process of its own, so that it can set up OpenMP for it, and the engine's core
+spins while it waits for the worker. With one thread there is nothing to set up, and what spins takes the core from
+those who compute. With the last variable vLLM leaves "uni" as it is; the engine still has its own process."""
+
 
 class StartError(VTokenError):
     """The fleet did not come up; the message says why, and where the logs are."""

@@ -60,6 +60,7 @@ ENGINE_KEYS: dict[str, tuple[type, ...]] = {
     "block_size": (int,),
     "cpu_offload_gb": (int, float),
     "disable_sliding_window": (bool,),
+    "distributed_executor_backend": (str,),
     "dtype": (str,),
     "enable_chunked_prefill": (bool,),
     "enable_prefix_caching": (bool,),
