@@ -59,7 +59,7 @@ def test_a_detached_request_grows_by_its_physical_tail_through_the_grant(manager
     assert len(ids) == 7
     manager.apply(entry(manager, "a", ids[2:], 30, 100))
     assert manager.released_total == 5
-    assert manager.held_blocks("a") == 2
+    assert manager.held_blocks("a") == manager.referenced_blocks() == 2
     for total in (101, 102):
         assert manager.get_num_blocks_to_allocate("a", total, (), 0, 0, total) == 0
         assert manager.allocate_new_blocks("a", total, total) == []
@@ -69,7 +69,7 @@ def test_a_detached_request_grows_by_its_physical_tail_through_the_grant(manager
     assert grant is not None
     assert len(grant.growth) == 1
     assert manager.grant("a").growth == ()  # type: ignore[union-attr]
-    assert manager.held_blocks("a") == manager._held["a"] == 3
+    assert manager.held_blocks("a") == manager._held["a"] == manager.referenced_blocks() == 3
 
 
 def test_the_logical_list_keeps_one_entry_per_block_of_logical_length(manager: VTokenBlockManager) -> None:

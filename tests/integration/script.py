@@ -20,6 +20,7 @@ def scripted(n, events, broken, exhausted, frozen=0):
     return Snapshot(
         block_size_tokens=16, capacity_blocks=1000, free_blocks=1000 - private - shared - reserved,
         reserved_blocks=reserved, headroom_target_blocks=24, private_blocks=private, shared_blocks=shared,
+        referenced_blocks=allocated,
         tracked_requests=8 + n % 5, allocated_blocks=allocated, live_tokens=live, dead_slots=allocated * 16 - live,
         reclaimable_blocks=n % 40, inflight_plans=1 + n % 3, degraded=broken, score_bytes=n,
         running_requests=4 + n % 3, waiting_requests=n % 2, held_requests=n % 2,

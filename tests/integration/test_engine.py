@@ -68,6 +68,7 @@ class Watch:
         self.seen.append(snapshot)
         states = (snapshot.free_blocks, snapshot.reserved_blocks, snapshot.private_blocks, snapshot.shared_blocks)
         assert sum(states) == snapshot.capacity_blocks, "I6"
+        assert snapshot.referenced_blocks >= snapshot.private_blocks + snapshot.shared_blocks, "some request has each"
 
     @property
     def peak_blocks(self) -> int:

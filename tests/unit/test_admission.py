@@ -174,7 +174,7 @@ shots = st.builds(
     headroom_target_blocks=st.integers(0, 99),
     reclaimable_blocks=st.integers(0, 30),
     running_requests=st.integers(0, 2),
-    allocated_blocks=st.integers(0, 150),
+    referenced_blocks=st.integers(0, 150),
 )
 views = st.builds(ReplicaView, st.text(), st.sampled_from([0.0, 1.0, 3.0]), st.just(Level.OPEN), st.booleans(), shots)
 
@@ -185,7 +185,7 @@ def test_the_table_gives_the_room_that_its_rows_give_one_by_one(views, age_s, in
     takers = [one for one in views if not one.draining]
     free = sum(max(0.0, room_blocks(one.snapshot, tunables.confidence)) * 16 for one in takers)
     in_use = [100 - one.snapshot.free_blocks - one.snapshot.reserved_blocks for one in views]
-    used = sum(max(blocks, one.snapshot.allocated_blocks) * 16 for blocks, one in zip(in_use, views, strict=True))
+    used = sum(max(blocks, one.snapshot.referenced_blocks) * 16 for blocks, one in zip(in_use, views, strict=True))
     leaving = sum(one.snapshot.running_requests for one in views if one.draining)
     room = gate_room(columns(*views), age_s, tunables, 7, ingresses)
     known = all(is_fresh(one, age_s, tunables) for one in takers)
@@ -202,7 +202,7 @@ def test_what_a_draining_replica_has_left_takes_no_place_of_another():
 
 def test_what_requests_share_is_not_promised_again():
     """Ten requests with one prompt of 20 blocks commit 200, and have them: a quarter of the pool is enough."""
-    shared = view(free_blocks=75, private_blocks=5, shared_blocks=20, running_requests=10, allocated_blocks=205)
+    shared = view(free_blocks=75, private_blocks=5, shared_blocks=20, running_requests=10, referenced_blocks=205)
     room = gate_room(columns(shared), 0.0, RoutingTunables(), max_ongoing=50, ingresses=1)
     assert room.fits(70 * 16, inside=10, committed_tokens=210 * 16)
     assert not room.fits(71 * 16, inside=10, committed_tokens=210 * 16)

@@ -109,7 +109,7 @@ def columns(ids, *rows):
     for row, (free, running, allocated) in zip(table, rows, strict=True):
         named = {
             "block_size_tokens": BLOCK, "capacity_blocks": 10, "free_blocks": free, "running_requests": running,
-            "allocated_blocks": allocated,
+            "referenced_blocks": allocated,
         }  # fmt: skip
         for name, value in named.items():
             row[COLUMNS.index(name)] = value

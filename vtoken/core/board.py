@@ -31,7 +31,7 @@ LEAST_GAIN_S = 0.01
 
 (
     _SEQUENCE, _LEVEL, _DRAINING, _BLOCK, _CAPACITY, _FREE, _RESERVED, _TARGET, _RECLAIMABLE, _RUNNING, _WAITING,
-    _STEPS, _ALLOCATED,
+    _STEPS, _REFERENCED,
 ) = range(len(COLUMNS))  # fmt: skip
 
 Floats = NDArray[np.float64]

@@ -20,7 +20,7 @@ from vtoken.core.telemetry import Snapshot
 COLUMNS = (
     "sequence", "level", "draining", "block_size_tokens", "capacity_blocks", "free_blocks", "reserved_blocks",
     "headroom_target_blocks", "reclaimable_blocks", "running_requests", "waiting_requests", "steps_total",
-    "allocated_blocks",
+    "referenced_blocks",
 )  # fmt: skip
 """Of a table: sequence number of the heartbeat, rank of the level, draining (0 or 1), and fields of Snapshot."""
 
@@ -59,7 +59,7 @@ def row_of(snapshot: Snapshot, sequence: int, level: Level, draining: bool) -> t
     return (
         sequence, level.rank, int(draining), snapshot.block_size_tokens, snapshot.capacity_blocks,
         snapshot.free_blocks, snapshot.reserved_blocks, snapshot.headroom_target_blocks, snapshot.reclaimable_blocks,
-        snapshot.running_requests, snapshot.waiting_requests, snapshot.steps_total, snapshot.allocated_blocks,
+        snapshot.running_requests, snapshot.waiting_requests, snapshot.steps_total, snapshot.referenced_blocks,
     )  # fmt: skip
 
 

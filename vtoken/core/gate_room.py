@@ -244,7 +244,7 @@ def gate_room(
     owed = np.maximum(0, column["headroom_target_blocks"] - column["reserved_blocks"])
     room = column["free_blocks"] + column["reclaimable_blocks"] * tunables.confidence - owed
     in_use = column["capacity_blocks"] - column["free_blocks"] - column["reserved_blocks"]
-    used = np.maximum(in_use, column["allocated_blocks"])  # what requests share, each of them has
+    used = np.maximum(in_use, column["referenced_blocks"])  # what requests share, each of them has
     size = column["block_size_tokens"]
     free_tokens: NDArray[np.float64] = np.where(takes, np.maximum(0.0, room), 0.0) * size
     used_tokens: NDArray[np.float64] = used * size.astype(np.float64)

@@ -51,6 +51,9 @@ class Snapshot:
         headroom_target_blocks: how many should be reserved.
         private_blocks: blocks of exactly one request.
         shared_blocks: blocks that two or more requests refer to.
+        referenced_blocks: blocks that requests have; a shared block counts once per request. As of the same moment as
+            the counts above: `allocated_blocks` is the worker's, from the last step's beginning, and may still hold
+            those of requests that have ended since.
         tracked_requests: requests with a token table.
         allocated_blocks: blocks in token tables (a shared block counts once per request).
         live_tokens: tokens that attention still sees.
@@ -84,6 +87,7 @@ class Snapshot:
     headroom_target_blocks: int = 0
     private_blocks: int = 0
     shared_blocks: int = 0
+    referenced_blocks: int = 0
     tracked_requests: int = 0
     allocated_blocks: int = 0
     live_tokens: int = 0

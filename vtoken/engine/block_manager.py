@@ -93,6 +93,11 @@ class VTokenBlockManager(FullAttentionManager):
         listed = sum(not block.is_null for block in self.req_to_blocks.get(request_id, ()))
         return listed + len(self._extra.get(request_id, ()))
 
+    def referenced_blocks(self) -> int:
+        """Real blocks of all requests; a shared one counts for each."""
+        held = self._held
+        return sum(held.get(name, len(listed)) for name, listed in self.req_to_blocks.items())
+
     def grant(self, request_id: str) -> RequestGrant | None:
         """What the worker must know about a scheduled request; hands over its growth. None: nothing."""
         if request_id not in self._evicting:

@@ -182,6 +182,7 @@ class SchedulerSide:
             "headroom_target_blocks": manager.reserve_target,
             "shared_blocks": shared,
             "private_blocks": capacity - free - reserved - shared,
+            "referenced_blocks": manager.referenced_blocks(),
             "held_requests": self._held(),
             "invalid_options_total": self.invalid_options,
             "holds_expired_total": self.holds_expired,

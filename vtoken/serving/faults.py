@@ -68,6 +68,7 @@ def all_free(snapshot: Snapshot) -> Snapshot:
     """The report of an engine that has nothing to do, with the counters of one that has."""
     return replace(
         snapshot, free_blocks=snapshot.capacity_blocks, reserved_blocks=0, headroom_target_blocks=0, private_blocks=0,
-        shared_blocks=0, tracked_requests=0, allocated_blocks=0, live_tokens=0, dead_slots=0, reclaimable_blocks=0,
+        shared_blocks=0, referenced_blocks=0, tracked_requests=0, allocated_blocks=0, live_tokens=0, dead_slots=0,
+        reclaimable_blocks=0,
         inflight_plans=0, running_requests=0, waiting_requests=0, held_requests=0,
     )  # fmt: skip

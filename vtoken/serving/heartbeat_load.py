@@ -26,8 +26,8 @@ from vtoken.serving.fleet_cache import Poller
 from vtoken.serving.local import ENVIRONMENT
 
 SHOT = Snapshot(
-    block_size_tokens=16, capacity_blocks=4096, free_blocks=2000, private_blocks=2096, allocated_blocks=2096,
-    live_tokens=30_000, reclaimable_blocks=100, running_requests=12, steps_total=1,
+    block_size_tokens=16, capacity_blocks=4096, free_blocks=2000, private_blocks=2096, referenced_blocks=2096,
+    allocated_blocks=2096, live_tokens=30_000, reclaimable_blocks=100, running_requests=12, steps_total=1,
 )  # fmt: skip
 
 

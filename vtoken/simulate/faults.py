@@ -41,7 +41,7 @@ def reported(snapshot: Snapshot, replica: int, faults: Sequence[Fault], now_s: f
         if fault.kind is Kind.LYING and fault.acts(replica, now_s):
             return replace(
                 snapshot, free_blocks=snapshot.capacity_blocks - snapshot.reserved_blocks, private_blocks=0,
-                allocated_blocks=0, live_tokens=0, dead_slots=0, reclaimable_blocks=0, running_requests=0,
-                waiting_requests=0, tracked_requests=0,
+                referenced_blocks=0, allocated_blocks=0, live_tokens=0, dead_slots=0, reclaimable_blocks=0,
+                running_requests=0, waiting_requests=0, tracked_requests=0,
             )  # fmt: skip
     return snapshot

@@ -126,6 +126,7 @@ class Replicas:
         return Snapshot(
             block_size_tokens=rules.block_size, capacity_blocks=capacity, free_blocks=free - reserved,
             reserved_blocks=reserved, headroom_target_blocks=rules.reserve, private_blocks=capacity - free,
+            referenced_blocks=held,
             tracked_requests=int(line["running"]), allocated_blocks=held, live_tokens=live,
             dead_slots=held * rules.block_size - live, reclaimable_blocks=max(0, held - packed),
             running_requests=int(line["running"]), waiting_requests=int(line["waiting"]),

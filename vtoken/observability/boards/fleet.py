@@ -21,6 +21,7 @@ _MEMORY = Row("Is memory coming back?", (
     lines(
         "Blocks: allocated, packed, ideal", "The gap between allocated and packed is what reclamation can still give "
         "back; vLLM's own usage counts blocks and stays high while F rises.", Unit.COUNT,
+        (total(series("referenced_blocks")), "referenced by requests, now"),
         (total(series("allocated_blocks")), "allocated"),
         (f'{total(series("allocated_blocks"))} - {total(series("reclaimable_blocks"))}', "live, packed per request"),
         (ratio(total(series("live_tokens")), f'max({series("block_size_tokens")})'), "live tokens / block size"),
