@@ -197,6 +197,28 @@ def test_two_gates_share_the_memory_through_the_controller():
     asyncio.run(asyncio.wait_for(scenario(), 20.0))
 
 
+def test_whoever_needs_one_piece_waits_until_a_replica_has_it():
+    """100 blocks each: two of 60 leave 40 at either replica: room for one of 40, and none for a third of 60."""
+
+    async def scenario():
+        this = gate(Controller(replicas=2), places=100, count=2)
+        this.start()
+        while this.room().pools is None:
+            await asyncio.sleep(0.01)
+        passes = [await this.enter(Asked(hold_tokens=60 * 16)) for _ in range(2)]
+        for replica_id, one in enumerate(passes):
+            one.placed(str(replica_id))
+        (small,) = await entered(this, 1, hold_tokens=40 * 16)
+        (large,) = await entered(this, 1, hold_tokens=60 * 16)
+        (await small).leave()
+        await asyncio.sleep(0.2)
+        assert not large.done()
+        passes[1].leave()
+        assert isinstance(await large, Pass)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20.0))
+
+
 def test_a_rate_limit_is_a_429_that_names_key_and_setting():
     async def scenario():
         this = gate()

@@ -16,6 +16,8 @@ from vtoken.core.failover import Failover, FailoverRules
 from vtoken.core.replies import ErrorReply, replica_lost
 from vtoken.core.routing import RouteHint
 from vtoken.core.transcript import DONE, Fingerprint, News
+from vtoken.serving import visit
+from vtoken.serving.access_log import AccessRecord
 from vtoken.serving.journey import Fleet, Journey
 
 ANSWER = [11, 12, 13, 14, 15, 16]
@@ -132,6 +134,14 @@ def undisturbed(replicas):
 LOST = RayActorError()
 ENGINE_DIED = ("error", replica_lost(), None)
 MOVED = ("moved", None, None)
+
+
+def test_the_visit_hears_of_every_replica_that_takes_the_request(monkeypatch):
+    this, taken = visit.Visit("k", AccessRecord("")), []
+    this.at_replica(taken.append)
+    monkeypatch.setattr(visit, "current", lambda: this)
+    run(Replicas(stream("a", 2, LOST), stream("b")))
+    assert (taken, this.record.replica) == (["a", "b"], "b")
 
 
 @given(
