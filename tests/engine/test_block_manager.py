@@ -180,6 +180,8 @@ def test_an_older_report_does_not_undo_a_newer_one(manager: VTokenBlockManager) 
     manager.apply(old)
     assert manager.ledger.blocks_needed("a", 97) == 3
     assert manager.held_blocks("a") == 3
+    start(manager, "b", 40)
+    assert manager.referenced_blocks() == manager.held_blocks("a") + manager.held_blocks("b") == 6
 
 
 def test_a_shared_block_is_freed_by_its_last_holder(manager: VTokenBlockManager) -> None:

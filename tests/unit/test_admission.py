@@ -14,8 +14,10 @@ from vtoken.core.admission import Admission, AdmissionLimits
 from vtoken.core.columns import FleetColumns, row_of, table_of
 from vtoken.core.errors import ConfigError
 from vtoken.core.fleet import ReplicaView
-from vtoken.core.gate_room import GateRoom, GateRules, gate_room
+from vtoken.core.gate_room import GateRoom, GateRules
+from vtoken.core.gate_view import gate_room
 from vtoken.core.insiders import SETTLE_S, Insiders
+from vtoken.core.placement import Placement
 from vtoken.core.pressure import Level, room_blocks
 from vtoken.core.rate_limit import RateLimit, RateMeter
 from vtoken.core.retry import PER_MARK, ReleaseRate, Returns, retry_after_s
@@ -196,7 +198,9 @@ def test_the_table_gives_the_room_that_its_rows_give_one_by_one(views, age_s, in
 def test_what_a_draining_replica_has_left_takes_no_place_of_another():
     leaving = view("old", draining=True, running_requests=5, free_blocks=20, private_blocks=80)
     room = gate_room(columns(view("new"), leaving), 0.0, RoutingTunables(), max_ongoing=5, ingresses=1)
-    assert room.fits(50 * 16, inside=5, committed_tokens=80 * 16)
+    placement = Placement()
+    placement.add("old", sequences=5, tokens=80 * 16)
+    assert room.fits(50 * 16, inside=5, committed_tokens=80 * 16, placement=placement)
     assert not room.fits(1, inside=10, committed_tokens=80 * 16)
 
 

@@ -136,12 +136,12 @@ ENGINE_DIED = ("error", replica_lost(), None)
 MOVED = ("moved", None, None)
 
 
-def test_the_visit_hears_of_every_replica_that_takes_the_request(monkeypatch):
-    this, taken = visit.Visit("k", AccessRecord("")), []
-    this.at_replica(taken.append)
+def test_the_visit_hears_of_every_replica_that_accepts_the_request(monkeypatch):
+    this, accepted = visit.Visit("k", AccessRecord("")), []
+    this.at_replica(accepted.append)
     monkeypatch.setattr(visit, "current", lambda: this)
     run(Replicas(stream("a", 2, LOST), stream("b")))
-    assert (taken, this.record.replica) == (["a", "b"], "b")
+    assert (accepted, this.record.replica) == (["a", "b"], "b")
 
 
 @given(

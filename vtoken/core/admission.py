@@ -65,7 +65,7 @@ class Admission:
         self._numbers = 0
         self._decisions: Counter[tuple[Ruling, Reason]] = Counter()
         self._wait_s = Histogram(WAIT_BOUNDS_S)
-        self._patience_s = rules.no_replica_s
+        self._patience_s, self._one_piece_s = rules.no_replica_s, rules.one_piece_s
         self._lifeless_since_s: float | None = None
 
     # ---- Coming -----------------------------------------------------------------------------------------------------
@@ -105,9 +105,9 @@ class Admission:
     def _enter(self, asked: Asked, room: GateRoom, now_s: float) -> Decision:
         returned = self._returns.is_due(asked.mark, now_s)
         settled = asked.hold_tokens if asked.settled_tokens is None else asked.settled_tokens
-        if not self._line and self._fits(asked.hold_tokens, self._numbers, room):
+        if not self._line and self._fits(asked.hold_tokens, self._numbers, room, 0.0):
             self._returns.redeem(asked.mark)
-            self._inside.enter(self._numbers, asked.hold_tokens, settled, now_s)
+            self._inside.enter(self._numbers, asked.hold_tokens, settled, now_s, asked.sequences)
             return self._decided(Ruling.ADMITTED, Reason.ROOM, self._numbers)
         obstacle = self._obstacle(asked, room, returned, now_s)
         if returned:
@@ -118,7 +118,7 @@ class Admission:
         self._line.enter(
             Waiter(
                 self._numbers, asked.key, asked.priority, asked.tokens, asked.hold_tokens, asked.weight, now_s,
-                now_s + self._limits.max_wait_s, asked.mark, settled,
+                now_s + self._limits.max_wait_s, asked.mark, settled, asked.sequences,
             )
         )  # fmt: skip
         self._rate.waiting(waits=True, now_s=now_s)
@@ -163,9 +163,9 @@ class Admission:
         """Let in whoever's turn it is while there is room; who does not fit yet holds the others up."""
         granted = []
         self._inside.settle(now_s)
-        while (head := self._line.head()) and self._fits(head.hold_tokens, head.number, room):
+        while (head := self._line.head()) and self._fits(head.hold_tokens, head.number, room, now_s - head.entered_s):
             waiter = self._line.grant()
-            self._inside.enter(waiter.number, waiter.hold_tokens, waiter.settled_tokens, now_s)
+            self._inside.enter(waiter.number, waiter.hold_tokens, waiter.settled_tokens, now_s, waiter.sequences)
             self._waited(waiter, now_s)
             self._decided(Ruling.ADMITTED, Reason.WAITED)
             granted.append(waiter.number)
@@ -202,7 +202,7 @@ class Admission:
         return self._decided(Ruling.REFUSED, Reason.NO_REPLICA, number, self._limits.least_retry_s)
 
     def placed(self, number: int, replica_id: str) -> None:
-        """A replica has taken a request that was let in."""
+        """A replica has accepted a request that was let in."""
         self._inside.place(number, replica_id)
 
     # ---- Going ------------------------------------------------------------------------------------------------------
@@ -226,10 +226,12 @@ class Admission:
 
     def told(self, name: str, room: GateRoom) -> GateReport:
         """What the other gates should hear of this one, which they know by `name`."""
-        head = self._line.head()
-        if head is None or not room.wants_turn(head.hold_tokens, len(self._inside), self._inside.committed_tokens):
-            return GateReport(name, len(self._line), self._inside.committed_tokens)
-        return GateReport(name, len(self._line), self._inside.committed_tokens, head.number, head.hold_tokens)
+        head, inside = self._line.head(), self._inside
+        if head is None or not room.wants_turn(
+            head.hold_tokens, len(inside), inside.committed_tokens, inside.placement
+        ):
+            return GateReport(name, len(self._line), inside.committed_tokens)
+        return GateReport(name, len(self._line), inside.committed_tokens, head.number, head.hold_tokens)
 
     @property
     def inside(self) -> int:
@@ -258,9 +260,10 @@ class Admission:
             "decisions_total": decisions,
         }
 
-    def _fits(self, hold_tokens: int, number: int, room: GateRoom) -> bool:
+    def _fits(self, hold_tokens: int, number: int, room: GateRoom, waited_s: float) -> bool:
         inside = self._inside
-        return room.fits(hold_tokens, len(inside), inside.committed_tokens, number, inside.placement)
+        placement = inside.placement if waited_s < self._one_piece_s else None
+        return room.fits(hold_tokens, len(inside), inside.committed_tokens, number, placement)
 
     def _waited(self, waiter: Waiter, now_s: float) -> None:
         self._wait_s.note(now_s - waiter.entered_s)

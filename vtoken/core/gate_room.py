@@ -8,25 +8,20 @@
     untold       = own commitments since this gate last told the others
     room         = free memory - promised - n x untold
     fits         : commitment <= room / n, or <= room for the request whose turn it is (`vtoken.core.gates`); and some
-                   replica has room for it (`vtoken.core.placement`)
+                   replica has room for it (`vtoken.core.placement`), for which it waits `one_piece_s` and no longer
 
 So n gates that know nothing of each other's last requests take 1/n of the room each. A gate of which nothing is
 known counts as if it were like this one. A request commits its prompt and `growth_share` of the growth that is
 expected of it: while it grows, others end. If its policy forgets a part of its prompt, it commits that for a while only
-(`vtoken.core.insiders.SETTLE_S`). Memory is judged only while every replica that takes requests has a fresh
-report; places always.
+(`vtoken.core.insiders.SETTLE_S`). `vtoken.core.gate_view` makes the room of what the controller says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vtoken.core.checks import check_int, check_number
-from vtoken.core.columns import COLUMNS, FleetColumns, Membership
 from vtoken.core.gates import GatePeers
 from vtoken.core.placement import Placement, Pools
 from vtoken.core.routing import RouteHint, RoutingTunables, sequence_tokens, settled_tokens
@@ -41,16 +36,20 @@ class GateRules:
         growth_share: share of the expected growth of a request's memory that is set aside when it is let in. 0: none,
             more run and more are preempted; 1: all of it, none is preempted and memory stays unused.
         oldest_turn: of so many requests one is let in for having waited longest, whatever its class and key.
+        one_piece_s: for so long a request waits for a replica that has room for all of it. Then room in the whole fleet
+            is enough: it goes where there is most, and there somebody may be preempted.
         no_replica_s: without any replica for so long, requests get 503 instead of waiting.
     """
 
     growth_share: float = 0.75
     oldest_turn: int = OLDEST_TURN
+    one_piece_s: float = 10.0
     no_replica_s: float = 5.0
 
     def __post_init__(self) -> None:
         check_number("growth_share", self.growth_share, 0.0, 1.0)
         check_int("oldest_turn", self.oldest_turn, 2, 1000)
+        check_number("one_piece_s", self.one_piece_s, 0.0, 3600.0)
         check_number("no_replica_s", self.no_replica_s, 0.0, 600.0)
 
 
@@ -130,16 +129,21 @@ class GateRoom:
                 return False
             if not (empty or hold_tokens <= self._room_tokens(committed_tokens)):
                 return False
-        return empty or self._somewhere(hold_tokens, committed_tokens, placement)
+        return empty or self._in_one_piece(hold_tokens, committed_tokens, placement)
 
-    def _somewhere(self, hold_tokens: int, committed_tokens: int, placement: Placement | None) -> bool:
+    def wants_turn(
+        self, hold_tokens: int, inside: int, committed_tokens: int, placement: Placement | None = None
+    ) -> bool:
+        """Whether a request lacks memory only, and the other gates should leave it some; arguments as of `fits`."""
+        if self.ingresses == 1 or inside >= self.places:
+            return False
+        in_share = self._in_share(hold_tokens, committed_tokens)
+        return not (in_share and self._in_one_piece(hold_tokens, committed_tokens, placement))
+
+    def _in_one_piece(self, hold_tokens: int, committed_tokens: int, placement: Placement | None) -> bool:
         if self.pools is None or placement is None:
             return True
-        return self.pools.hold(hold_tokens, placement, committed_tokens, self._others_tokens(committed_tokens))
-
-    def wants_turn(self, hold_tokens: int, inside: int, committed_tokens: int) -> bool:
-        """Whether a request lacks memory only, and may have it when it is this gate's turn; arguments as of `fits`."""
-        return self.ingresses > 1 and inside < self.places and not self._in_share(hold_tokens, committed_tokens)
+        return self.pools.have_room(hold_tokens, placement, committed_tokens, self._others_tokens(committed_tokens))
 
     def _in_share(self, hold_tokens: int, committed_tokens: int) -> bool:
         return hold_tokens * self.ingresses <= self._room_tokens(committed_tokens)
@@ -159,97 +163,3 @@ class GateRoom:
         """What the other gates have committed; one that has not reported, as much as this one."""
         unheard = max(0, self.ingresses - 1 - self.peers.gates)
         return self._told(committed_tokens) * unheard + self.peers.committed_tokens
-
-
-class GateView:
-    """Owner of the last view that a gate was given.
-
-    Args:
-        tunables: until a view brings others.
-
-    Attributes:
-        membership: of the view, for whoever fetches the next one.
-        seen_s: when the view was asked for; -inf before the first one.
-    """
-
-    def __init__(self, tunables: RoutingTunables) -> None:
-        self._tunables = tunables
-        self._view: FleetColumns | None = None
-        self._ids: tuple[str, ...] = ()
-        self._told_tokens: int | None = None
-        self.membership: Membership | None = None
-        self.seen_s = float("-inf")
-
-    def take(
-        self,
-        view: FleetColumns,
-        asked_s: float,
-        tunables: RoutingTunables | None = None,
-        told_tokens: int | None = None,
-    ) -> None:
-        """Adopt a view that was asked for at `asked_s`, when the gate reported `told_tokens` as committed."""
-        if view.ids is not None:
-            self._ids = self._ids if view.ids == self._ids else view.ids  # the same object, by which they are known
-        elif view.membership != self.membership:
-            return  # the answer to an older question
-        self._view, self.seen_s, self.membership = view, asked_s, view.membership
-        self._told_tokens = told_tokens
-        self._tunables = tunables or self._tunables
-
-    @property
-    def replicas(self) -> int:
-        """How many the view shows."""
-        return 0 if self._view is None else len(self._view.table)
-
-    @property
-    def pool_tokens(self) -> int | None:
-        """Tokens that the largest replica's blocks hold, less its headroom; None while that is not known of all."""
-        if self._view is None or not len(self._view.table):
-            return None
-        column = _columns(self._view)
-        blocks = column["capacity_blocks"] - column["headroom_target_blocks"]
-        known = bool((column["capacity_blocks"] > 0).all())
-        return int((blocks * column["block_size_tokens"]).max()) if known else None
-
-    def room(self, max_ongoing: int, ingresses: int, now_s: float) -> GateRoom:
-        """The room at `now_s`; `max_ongoing` is of one replica."""
-        if self._view is None:
-            return GateRoom(0, ingresses=ingresses, lives=False)
-        view = replace(self._view, ids=self._ids)
-        room = gate_room(view, now_s - self.seen_s, self._tunables, max_ongoing, ingresses)
-        return replace(room, peers=self._view.peers or GatePeers(), told_tokens=self._told_tokens)
-
-
-def _columns(view: FleetColumns) -> dict[str, NDArray[np.int64]]:
-    return dict(zip(COLUMNS, view.table.T, strict=True))
-
-
-def gate_room(
-    view: FleetColumns, view_age_s: float, tunables: RoutingTunables, max_ongoing: int, ingresses: int
-) -> GateRoom:
-    """The room, from a view that was fetched `view_age_s` ago; `max_ongoing` is of one replica. Without its ids no
-    replica's own room is judged.
-    """
-    column = _columns(view)
-    takes = column["draining"] == 0
-    count = int(takes.sum())
-    requests = column["running_requests"] + column["waiting_requests"]
-    # Whoever is inside a draining replica has a place, and must not take one of another replica.
-    places = -(-(count * max_ongoing + int(requests[~takes].sum())) // ingresses)
-    busy = requests > 0
-    fresh = view.age_s + view_age_s <= np.where(busy, tunables.stale_busy_s, tunables.stale_idle_s)
-    known = bool((fresh & (column["capacity_blocks"] > 0))[takes].all())
-    if not (known and tunables.hold_for_memory):
-        return GateRoom(places, None, ingresses=ingresses, lives=count > 0)
-    owed = np.maximum(0, column["headroom_target_blocks"] - column["reserved_blocks"])
-    room = column["free_blocks"] + column["reclaimable_blocks"] * tunables.confidence - owed
-    in_use = column["capacity_blocks"] - column["free_blocks"] - column["reserved_blocks"]
-    used = np.maximum(in_use, column["referenced_blocks"])  # what requests share, each of them has
-    size = column["block_size_tokens"]
-    free_tokens: NDArray[np.float64] = np.where(takes, np.maximum(0.0, room), 0.0) * size
-    used_tokens: NDArray[np.float64] = used * size.astype(np.float64)
-    pools = None
-    if view.ids is not None:
-        rows = np.flatnonzero(takes)
-        pools = Pools(view.ids, rows, free_tokens[rows], used_tokens[rows], requests[rows])
-    return GateRoom(places, float(free_tokens.sum()), float(used_tokens.sum()), ingresses, lives=count > 0, pools=pools)

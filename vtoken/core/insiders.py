@@ -21,6 +21,7 @@ class _Inside:
     hold_tokens: int
     settled_tokens: int
     entered_s: float
+    sequences: int
     replica_id: str = ""
 
 
@@ -40,22 +41,22 @@ class Insiders:
     def __len__(self) -> int:
         return len(self._inside)
 
-    def enter(self, number: int, hold_tokens: int, settled_tokens: int, now_s: float) -> None:
+    def enter(self, number: int, hold_tokens: int, settled_tokens: int, now_s: float, sequences: int = 1) -> None:
         """A request comes in; see `vtoken.core.rulings.Asked` for its tokens."""
-        self._inside[number] = _Inside(hold_tokens, settled_tokens, now_s)
+        self._inside[number] = _Inside(hold_tokens, settled_tokens, now_s, sequences)
         self.committed_tokens += hold_tokens
         if settled_tokens < hold_tokens:
             self._settling.append(number)
 
     def place(self, number: int, replica_id: str) -> None:
-        """A replica has taken a request, for another one if that has lost it; a number that is not here is ignored."""
+        """A replica has accepted a request, maybe after another one; a number that is not here is ignored."""
         inside = self._inside.get(number)
         if inside is None or inside.replica_id == replica_id:
             return
         if inside.replica_id:
-            self.placement.add(inside.replica_id, -inside.hold_tokens, -1)
+            self.placement.add(inside.replica_id, -inside.sequences, -inside.hold_tokens)
         inside.replica_id = replica_id
-        self.placement.add(replica_id, inside.hold_tokens, 1)
+        self.placement.add(replica_id, inside.sequences, inside.hold_tokens)
 
     def settle(self, now_s: float) -> None:
         """Whoever came in SETTLE_S ago commits what it keeps from now on."""
@@ -69,7 +70,7 @@ class Insiders:
                 self.committed_tokens -= freed
                 inside.hold_tokens = inside.settled_tokens
                 if inside.replica_id:
-                    self.placement.add(inside.replica_id, -freed)
+                    self.placement.add(inside.replica_id, 0, -freed)
 
     def leave(self, number: int) -> float | None:
         """A request ends; when it came in, or None if it is not here."""
@@ -78,5 +79,5 @@ class Insiders:
             return None
         self.committed_tokens -= inside.hold_tokens
         if inside.replica_id:
-            self.placement.add(inside.replica_id, -inside.hold_tokens, -1)
+            self.placement.add(inside.replica_id, -inside.sequences, -inside.hold_tokens)
         return inside.entered_s

@@ -49,6 +49,7 @@ class Asked:
         hold_tokens: memory that it commits.
         settled_tokens: memory that it commits once its policy has acted on its prompt, at most `hold_tokens`; None: as
             much.
+        sequences: that it is for the engine.
         mark: by which its client is known when it comes back; empty: not at all.
     """
 
@@ -59,6 +60,7 @@ class Asked:
     tokens: int = 1
     hold_tokens: int = 1
     settled_tokens: int | None = None
+    sequences: int = 1
     mark: bytes = b""
 
 

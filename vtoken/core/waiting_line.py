@@ -49,6 +49,7 @@ class Waiter:
         entered_s, deadline_s: when it came, and when it must have been granted.
         mark: by which its client is known when it comes back.
         settled_tokens: of `hold_tokens`, what it keeps once its policy has acted on its prompt.
+        sequences: that it is for the engine.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Waiter:
     deadline_s: float = float("inf")
     mark: bytes = b""
     settled_tokens: int = 1
+    sequences: int = 1
 
 
 OLDEST_TURN = 8

@@ -45,7 +45,7 @@ _OCCUPANCY = (
     *(_shown(Group.OCCUPANCY, unit, name, text) for unit, name, text in (
         (Unit.COUNT, "capacity_blocks", "Usable blocks of the pool, vLLM's null block not counted"),
         (Unit.COUNT, "block_size_tokens", "Tokens of one block"),
-        (Unit.COUNT, "referenced_blocks", "Blocks of all requests, by the scheduler; a shared one counts once per request"),
+        (Unit.COUNT, "referenced_blocks", "Blocks of all requests now; a shared one counts once per request"),
         (Unit.COUNT, "allocated_blocks", "Blocks in token tables; a shared one counts once per request"),
         (Unit.COUNT, "reclaimable_blocks", "Blocks that packing every request's live tokens would free"),
         (Unit.COUNT, "headroom_target_blocks", "Blocks that the reserve should hold"),

@@ -129,6 +129,7 @@ class Acceptor:
             rules.limit,
             tokens=hint.prompts * (prompt + hint.answers * output),
             **commitment(hint, tunables, share, pool_tokens)._asdict(),
+            sequences=hint.sequences,
             mark=self._gate.mark(key, raw),
         )
 

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vtoken.core.admission import Admission, AdmissionLimits
-from vtoken.core.gate_room import GateRoom, GateView
+from vtoken.core.gate_room import GateRoom
+from vtoken.core.gate_view import GateView
 from vtoken.core.gates import GateReport
 from vtoken.core.replies import ErrorReply
 from vtoken.core.rulings import Asked, Decision, Reason, Ruling
@@ -68,7 +69,7 @@ class Pass:
         self._leave, self._placed, self.wait_s = leave, placed, wait_s
 
     def placed(self, replica_id: str) -> None:
-        """A replica has taken the request."""
+        """A replica has accepted the request."""
         self._placed(replica_id)
 
     def leave(self) -> None:

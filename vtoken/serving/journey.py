@@ -130,7 +130,7 @@ class Journey:
         self._replica_id, self._ended, sent_s = "", False, time.monotonic()
         try:
             self._replica_id = await self._accepted(call)
-            visit.current().taken(self._replica_id)
+            visit.current().accepted(self._replica_id)
             async for what, value, news in call:
                 item = None if what == "ride" else self._taken(what, value, news)
                 self._note(what, value, sent_s)

@@ -66,11 +66,11 @@ class Visit:
         self._at_end.append(action)
 
     def at_replica(self, action: Callable[[str], None]) -> None:
-        """Do something with the name of every replica that takes the request."""
+        """Do something with the name of every replica that accepts the request."""
         self._at_replica.append(action)
 
-    def taken(self, replica_id: str) -> None:
-        """A replica has taken the request."""
+    def accepted(self, replica_id: str) -> None:
+        """A replica has accepted the request."""
         self.record.replica = replica_id
         for action in self._at_replica:
             action(replica_id)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from vtoken.core.admission import Admission, AdmissionLimits
 from vtoken.core.columns import FleetColumns
-from vtoken.core.gate_room import GateRoom, GateRules, GateView, commitment
+from vtoken.core.gate_room import GateRoom, GateRules, commitment
+from vtoken.core.gate_view import GateView
 from vtoken.core.gates import Gates as Peers
 from vtoken.core.routing import Mode
 from vtoken.core.rulings import Asked, Ruling
@@ -84,7 +85,7 @@ class Gates:
         return granted, late
 
     def placed(self, by: int, request: int, replica_id: str) -> None:
-        """A replica has taken a request that gate `by` let in."""
+        """A replica has accepted a request that gate `by` let in."""
         gate = self._gates[by]
         gate.admission.placed(gate.numbers[request], replica_id)
 
