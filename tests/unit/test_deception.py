@@ -50,8 +50,8 @@ class FakeWorld:
 
 @pytest.fixture
 def drill(monkeypatch):
-    def run(rates, looks):
-        quick = False
+    def run(rates, looks, sent=None):
+        quick, sent = False, sent or {}
         world, left, load = FakeWorld(), {mode: list(values) for mode, values in rates.items()}, contextlib.nullcontext
         monkeypatch.setattr(deception, "_goodput", lambda world, traffic, mode, *_: left[mode].pop(0))
         monkeypatch.setattr(deception, "_load", lambda world: load())
@@ -65,7 +65,7 @@ def drill(monkeypatch):
             return looks < 0 and bool(world.fleet())
 
         def note(name):
-            return lambda world, mode: world.calls.append((name, mode))
+            return lambda world, mode: world.calls.append((name, mode)) or sent
 
         return deception.run("x", world, quick, note("begin"), note("end"), recovered), world.calls
 
@@ -123,3 +123,8 @@ def test_heartbeats_are_counted_from_the_end_of_the_fault(drill, monkeypatch):
     outcome, _ = drill({ROOM: [100.0], POWER_OF_TWO: [100.0]}, looks=0)
     assert outcome.values["recovery_heartbeats"] == {"a": 2, "b": 2}
     assert "2" in outcome.failures[0]
+
+
+def test_heartbeats_that_were_late_when_the_fault_ended_do_not_count(drill):
+    outcome, _ = drill({ROOM: [100.0], POWER_OF_TWO: [100.0]}, looks=0, sent={"a": 3})
+    assert outcome.values["recovery_heartbeats"] == {"a": 1, "b": 2}

@@ -9,7 +9,7 @@ recovery is the replica's own sequence of heartbeats: how many of them it takes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,11 +36,15 @@ LEAST_SHARE = 0.98
 MOST_HEARTBEATS = 2
 RECOVERY_TIMEOUT_S = 30.0
 
-Fault = Callable[[World, str], None]
-"""Begins or ends a fault; told the mode in force."""
+Begin = Callable[[World, str], object]
+"""Begins a fault; told the mode in force."""
+
+End = Callable[[World, str], Mapping[str, int]]
+"""Ends a fault; how many heartbeats each replica that it disturbed had sent by then. Some of them may still be on their
+way: of a report that lags, the controller has not heard yet."""
 
 
-def run(drill: str, world: World, quick: bool, begin: Fault, end: Fault, recovered: Callable[[World], bool]) -> Outcome:
+def run(drill: str, world: World, quick: bool, begin: Begin, end: End, recovered: Callable[[World], bool]) -> Outcome:
     """Pairs of slices under the fault, and a recovery from it.
 
     Args:
@@ -74,12 +78,12 @@ def of_reports(fault: str, world: World, quick: bool) -> Outcome:
         world,
         quick,
         begin=lambda here, _mode: inject(victim(here), fault),
-        end=lambda here, _mode: inject(victim(here), "none"),
+        end=lambda here, _mode: {(name := victim(here)): inject(name, "none")},
         recovered=lambda here: trust(here) >= FLOOR,
     )
 
 
-def _goodput(world: World, traffic: Traffic, mode: str, seconds: float, begin: Fault, end: Fault) -> float:
+def _goodput(world: World, traffic: Traffic, mode: str, seconds: float, begin: Begin, end: End) -> float:
     """Tokens per second that reach clients while the fault lasts.
 
     Raises:
@@ -108,9 +112,7 @@ def _judge_goodput(outcome: Outcome, rates: dict[str, list[float]]) -> None:
     outcome.expect(share.median >= LEAST_SHARE, f"goodput {share} of power of two's, at least {LEAST_SHARE}")
 
 
-def _judge_recovery(
-    outcome: Outcome, world: World, begin: Fault, end: Fault, recovered: Callable[[World], bool]
-) -> None:
+def _judge_recovery(outcome: Outcome, world: World, begin: Begin, end: End, recovered: Callable[[World], bool]) -> None:
     from vtoken.serving.disturb import tune
 
     tune(world.local.settings, {})
@@ -119,8 +121,8 @@ def _judge_recovery(
         begin(world, ROOM)
         time.sleep(WARM_S)
         outcome.values["decisions_under_fault"] = decisions(world)
-        end(world, ROOM)
-        before = heartbeats(world)
+        sent = end(world, ROOM)
+        before = {**heartbeats(world), **sent}
         took_s = world.wait(lambda: recovered(world), RECOVERY_TIMEOUT_S)
         after = heartbeats(world)
     # A replica that was not in the view has come into it with one heartbeat.

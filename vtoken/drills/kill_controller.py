@@ -22,8 +22,9 @@ def _kill(world: World, mode: str) -> None:
     tune(world.local.settings, {"mode": mode})
 
 
-def _answers(world: World, _mode: str) -> None:
+def _answers(world: World, _mode: str) -> dict[str, int]:
     world.fleet()
+    return {}
 
 
 def _knows_all(world: World) -> bool:

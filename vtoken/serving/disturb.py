@@ -24,15 +24,17 @@ class DisturbError(VTokenError):
     """A fault could not be made, or ended."""
 
 
-def inject(replica_id: str, fault: str) -> None:
-    """Begin or end a fault of one replica's reports (`vtoken.serving.faults`).
+def inject(replica_id: str, fault: str) -> int:
+    """Begin or end a fault of one replica's reports (`vtoken.serving.faults`); how many it had sent by then.
 
     Raises:
         DisturbError: that replica did not do it.
     """
     answers = asyncio.run(_asked(replica_id, fault))
-    if True not in answers:
-        raise DisturbError(f"replica {replica_id} did not take the fault {fault!r}: {answers}")
+    for answer in answers:
+        if isinstance(answer, int):
+            return answer
+    raise DisturbError(f"replica {replica_id} did not take the fault {fault!r}: {answers}")
 
 
 async def _asked(replica_id: str, fault: str) -> list[Any]:

@@ -190,16 +190,20 @@ class EngineReplica:
             return snapshot
         return replace(snapshot, waiting_requests=snapshot.waiting_requests + unseen)
 
-    async def inject(self, replica_id: str, fault: str) -> bool:
+    async def inject(self, replica_id: str, fault: str) -> int | None:
         """Begin or end a fault of this replica's telemetry, if it is the one that is meant; for drills.
+
+        Returns:
+            How many heartbeats it has sent, those that are late included; None if another one is meant.
 
         Raises:
             RefusedOperation: `allow_faults` is not set.
             ValueError: there is no such fault.
         """
-        if replica_id == self._replica_id:
-            self._faults.set(fault)
-        return bool(replica_id == self._replica_id)
+        if replica_id != self._replica_id:
+            return None
+        self._faults.set(fault)
+        return self._sequence
 
     async def models(self) -> dict[str, Any]:
         """The models this replica serves, as OpenAI's list object."""
