@@ -353,24 +353,6 @@ class BareReplica(EngineReplica):
         pass
 
 
-class Idle:
-    """An engine whose last step ended before anything came."""
-
-    def __init__(self, running=0):
-        self.shot = Snapshot(running_requests=running)
-
-    def snapshot(self):
-        return self.shot
-
-
-@pytest.mark.parametrize(("running", "attempts", "waiting"), [(0, 0, 0), (0, 2, 2), (1, 2, 1), (4, 2, 0)])
-def test_requests_that_have_come_wait_until_the_engine_shows_them(running, attempts, waiting):
-    replica = BareReplica("r", Idle(running))
-    replica._attempts = attempts
-    seen = replica._seen()
-    assert (seen.running_requests, seen.waiting_requests) == (running, waiting)
-
-
 def explained(scenario, error=None, more=()):
     """What the ingress answers about the id that `scenario(engines)` gives.
 

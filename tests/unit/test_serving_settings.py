@@ -394,15 +394,17 @@ def shot(free=80, running=0):
 
 def test_heartbeats_are_slow_when_idle_fast_when_busy_and_at_once_on_a_change():
     timer = HeartbeatTimer(HeartbeatSettings(busy_s=0.1, idle_s=1.0), FleetRules())
-    assert timer.due(shot(), 0.0)
-    assert not timer.due(shot(), 0.9)
-    assert timer.due(shot(), 1.0)
-    assert timer.due(shot(running=1), 1.01)  # became busy
-    assert not timer.due(shot(running=2), 1.05)
-    assert timer.due(shot(running=2), 1.12)
-    assert timer.due(shot(free=1, running=2), 1.13)  # level changed
-    assert timer.due(shot(free=1), 1.14)  # became idle
-    assert not timer.due(shot(free=1), 1.5)
+    assert timer.due(shot(), 0, 0.0)
+    assert not timer.due(shot(), 0, 0.9)
+    assert timer.due(shot(), 0, 1.0)
+    assert timer.due(shot(running=1), 0, 1.01)  # became busy
+    assert not timer.due(shot(running=2), 0, 1.05)
+    assert timer.due(shot(running=2), 0, 1.12)
+    assert timer.due(shot(free=1, running=2), 0, 1.13)  # level changed
+    assert timer.due(shot(free=1), 0, 1.14)  # became idle
+    assert not timer.due(shot(free=1), 0, 1.5)
+    assert timer.due(shot(free=1), 1, 1.6)  # a request has come; the engine's first step with it has not ended
+    assert timer.due(shot(free=1), 1, 1.71)
 
 
 def test_the_status_table_shows_every_replica_and_names_only_known_fields():

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from ray import serve
@@ -108,7 +107,9 @@ def _relay(app_name: str, settings: DeploymentSettings) -> Callable[[], Any] | N
 class HeartbeatTimer:
     """Decides when to report. Pure: the clock is an argument.
 
-    At once when the level changes and when the replica becomes busy or idle; otherwise after `busy_s` or `idle_s`.
+    At once when the level changes and when the replica becomes busy or idle; otherwise after `busy_s` or `idle_s`. An
+    engine's snapshot changes when a step has ended: during the first one, which may be a long prompt's, the engine
+    still seems idle, and only the requests that have come show that it isn't.
     """
 
     def __init__(self, settings: HeartbeatSettings, rules: FleetRules) -> None:
@@ -116,10 +117,10 @@ class HeartbeatTimer:
         self._level, self._busy = Level.OPEN, False
         self._sent_s = float("-inf")
 
-    def due(self, snapshot: Snapshot, now_s: float) -> bool:
-        """Whether to send this snapshot now; True counts as sent."""
+    def due(self, snapshot: Snapshot, attempts: int, now_s: float) -> bool:
+        """Whether to send this snapshot now, while so many requests are under way; True counts as sent."""
         level = level_after(self._level, snapshot, self._rules.thresholds, self._rules.confidence)
-        busy = snapshot.running_requests + snapshot.waiting_requests > 0
+        busy = attempts + snapshot.running_requests + snapshot.waiting_requests > 0
         period_s = self._settings.busy_s if busy else self._settings.idle_s
         changed = level is not self._level or busy is not self._busy
         if not changed and now_s - self._sent_s < period_s:
@@ -177,18 +178,7 @@ class EngineReplica:
 
     def _told(self) -> Snapshot:
         """What this replica says of its engine, now."""
-        return self._faults.told(self._seen())
-
-    def _seen(self) -> Snapshot:
-        """The engine's last snapshot, and the requests that have come since.
-
-        A snapshot changes when a step has ended: during the first one, maybe a long prompt's, the engine seems idle.
-        """
-        snapshot = self._service.snapshot()
-        unseen = self._attempts - snapshot.running_requests - snapshot.waiting_requests
-        if unseen <= 0:
-            return snapshot
-        return replace(snapshot, waiting_requests=snapshot.waiting_requests + unseen)
+        return self._faults.told(self._service.snapshot())
 
     async def inject(self, replica_id: str, fault: str) -> int | None:
         """Begin or end a fault of this replica's telemetry, if it is the one that is meant; for drills.
@@ -240,22 +230,22 @@ class EngineReplica:
             retiring = await self._controller.is_retiring(self._replica_id)
             if retiring is not self._retiring:
                 self._retiring = retiring
-                await self._beat(self._seen())
-        shot = self._seen()
-        if self._retiring and shot.running_requests + shot.waiting_requests == 0:
+                await self._beat(self._service.snapshot())
+        shot = self._service.snapshot()
+        if self._retiring and not self._attempts and shot.running_requests + shot.waiting_requests == 0:
             raise Retired("one replica too many: the autoscaling policy has chosen this one, and it is empty")
 
     async def _beat_forever(self) -> None:
         while await self._lives():
-            snapshot = self._seen()
+            snapshot = self._service.snapshot()
             if self._drain.look() and not self._draining:
                 self._draining = True
                 await self._beat(snapshot)
-            if self._timer.due(snapshot, time.monotonic()):
+            if self._timer.due(snapshot, self._attempts, time.monotonic()):
                 await self._beat(snapshot)
             await asyncio.sleep(LOOK_S)
         # The last word of a replica whose engine died: no more requests. Then silence, until Serve replaces it.
-        await self._beat(self._seen(), draining=True)
+        await self._beat(self._service.snapshot(), draining=True)
 
     async def _lives(self) -> bool:
         try:
