@@ -206,16 +206,16 @@ def test_an_answer_to_an_older_question_is_ignored():
     assert (seen.replicas, seen.seen_s) == (2, 1.0)
 
 
-def waits_for_one_piece(now_s=0.0):
-    """A gate whose head needs 5 blocks where two replicas have 4 each; the gate, and the request."""
+def with_five_blocks_inside():
+    """A gate that has let in one request of 5 blocks where two replicas had 4 each; and its view of them."""
     gate, seen = Admission(AdmissionLimits(), GateRules(one_piece_s=10.0)), GateView(RoutingTunables())
-    seen.take(columns(("a", "b"), (4, 1, 6), (4, 1, 6)), now_s)
-    return gate, seen, gate.ask(Asked(hold_tokens=5 * BLOCK), seen.room(9, 1, now_s), now_s)
+    seen.take(columns(("a", "b"), (4, 1, 6), (4, 1, 6)), 0.0)
+    assert gate.ask(Asked(hold_tokens=5 * BLOCK), seen.room(9, 1, 0.0), 0.0).ruling is Ruling.ADMITTED, "it was empty"
+    return gate, seen
 
 
 def test_after_some_time_room_in_the_whole_fleet_is_enough():
-    gate, seen, waits = waits_for_one_piece()
-    assert waits.ruling is Ruling.ADMITTED, "into an empty fleet"
+    gate, seen = with_five_blocks_inside()
     waits = gate.ask(Asked(hold_tokens=3 * BLOCK), seen.room(9, 1, 0.0), 0.0)
     assert waits.ruling is Ruling.WAITING
     for now_s, granted in ((9.9, []), (10.0, [waits.number])):
@@ -224,7 +224,7 @@ def test_after_some_time_room_in_the_whole_fleet_is_enough():
 
 
 def test_one_that_lacks_only_the_piece_asks_the_other_gates_to_leave_it_some():
-    gate, seen, _ = waits_for_one_piece()
+    gate, seen = with_five_blocks_inside()
     gate.ask(Asked(hold_tokens=4 * BLOCK), seen.room(9, 2, 0.0), 0.0)
     report = gate.told("me", seen.room(9, 2, 0.0))
     assert (report.waiting, report.head_tokens) == (1, 4 * BLOCK)

@@ -63,9 +63,10 @@ def _cases(quick: bool) -> list[Case]:
 
 def compare(case: Case) -> dict[str, tuple[list[float], list[float]]]:
     """CPU seconds per call of the strict reader and of the native kernel, by layout."""
-    cache, query = case.tensors(case.owned_blocks().numel())
+    owned = case.owned_blocks()
+    cache, query = case.tensors(owned.numel())
     ours, theirs = torch.empty_like(query), torch.empty_like(query)
-    blocks = case.owned_blocks()[:, : case.live // BLOCK_SIZE].contiguous()
+    blocks = owned[:, : case.live // BLOCK_SIZE].contiguous()
     native = native_attention(case, query, cache, theirs, blocks)
     result = {}
     for layout in LAYOUTS:

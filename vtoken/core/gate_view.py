@@ -28,7 +28,6 @@ class GateView:
     def __init__(self, tunables: RoutingTunables) -> None:
         self._tunables = tunables
         self._view: FleetColumns | None = None
-        self._ids: tuple[str, ...] = ()
         self._told_tokens: int | None = None
         self.membership: Membership | None = None
         self.seen_s = float("-inf")
@@ -41,10 +40,11 @@ class GateView:
         told_tokens: int | None = None,
     ) -> None:
         """Adopt a view that was asked for at `asked_s`, when the gate reported `told_tokens` as committed."""
-        if view.ids is not None:
-            self._ids = self._ids if view.ids == self._ids else view.ids  # the same object, by which they are known
-        elif view.membership != self.membership:
+        if view.ids is None and view.membership != self.membership:
             return  # the answer to an older question
+        known = None if self._view is None else self._view.ids
+        if view.ids is None or view.ids == known:
+            view = replace(view, ids=known)  # the same object, by which placements know them
         self._view, self.seen_s, self.membership = view, asked_s, view.membership
         self._told_tokens = told_tokens
         self._tunables = tunables or self._tunables
@@ -68,8 +68,7 @@ class GateView:
         """The room at `now_s`; `max_ongoing` is of one replica."""
         if self._view is None:
             return GateRoom(0, ingresses=ingresses, lives=False)
-        view = replace(self._view, ids=self._ids)
-        room = gate_room(view, now_s - self.seen_s, self._tunables, max_ongoing, ingresses)
+        room = gate_room(self._view, now_s - self.seen_s, self._tunables, max_ongoing, ingresses)
         return replace(room, peers=self._view.peers or GatePeers(), told_tokens=self._told_tokens)
 
 

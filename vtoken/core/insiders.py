@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from vtoken.core.placement import Placement
+from vtoken.core.placement import NOWHERE, Placement
 
 SETTLE_S = 2.0
 """So long after it was let in a request commits all of its prompt, whatever its policy leaves of it: until that is
@@ -22,7 +22,7 @@ class _Inside:
     settled_tokens: int
     entered_s: float
     sequences: int
-    replica_id: str = ""
+    replica_id: str = NOWHERE
 
 
 class Insiders:
@@ -45,6 +45,7 @@ class Insiders:
         """A request comes in; see `vtoken.core.rulings.Asked` for its tokens."""
         self._inside[number] = _Inside(hold_tokens, settled_tokens, now_s, sequences)
         self.committed_tokens += hold_tokens
+        self.placement.add(NOWHERE, sequences, hold_tokens)
         if settled_tokens < hold_tokens:
             self._settling.append(number)
 
@@ -53,8 +54,7 @@ class Insiders:
         inside = self._inside.get(number)
         if inside is None or inside.replica_id == replica_id:
             return
-        if inside.replica_id:
-            self.placement.add(inside.replica_id, -inside.sequences, -inside.hold_tokens)
+        self.placement.add(inside.replica_id, -inside.sequences, -inside.hold_tokens)
         inside.replica_id = replica_id
         self.placement.add(replica_id, inside.sequences, inside.hold_tokens)
 
@@ -69,8 +69,7 @@ class Insiders:
                 freed = inside.hold_tokens - inside.settled_tokens
                 self.committed_tokens -= freed
                 inside.hold_tokens = inside.settled_tokens
-                if inside.replica_id:
-                    self.placement.add(inside.replica_id, 0, -freed)
+                self.placement.add(inside.replica_id, 0, -freed)
 
     def leave(self, number: int) -> float | None:
         """A request ends; when it came in, or None if it is not here."""
@@ -78,6 +77,5 @@ class Insiders:
         if inside is None:
             return None
         self.committed_tokens -= inside.hold_tokens
-        if inside.replica_id:
-            self.placement.add(inside.replica_id, -inside.sequences, -inside.hold_tokens)
+        self.placement.add(inside.replica_id, -inside.sequences, -inside.hold_tokens)
         return inside.entered_s

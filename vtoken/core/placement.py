@@ -23,8 +23,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+NOWHERE = ""
+"""Where a request is that no replica has accepted yet; no replica has this name."""
+
+
 class Placement:
-    """Owner of where the requests of one gate are. One that no replica has accepted yet is nowhere."""
+    """Owner of where the requests of one gate are."""
 
     def __init__(self) -> None:
         self._at: dict[str, list[int]] = {}  # replica -> sequences, tokens
